@@ -5,6 +5,8 @@ Large tensors are compared with C++ (cpu.py), as NumPy would take minutes: on th
 threads has several tiles (`run_of` of device.cuh), which is the way that is timed.
 """
 
+from typing import Any
+
 import numpy as np
 
 import compll
@@ -17,7 +19,7 @@ SIZES = (0, 1, 17, 1025, 70_001, CHUNK + 1027, 2 * CHUNK)
 # From 8 Mi elements on two tiles a block, and from 16 Mi four; the last run is cut short.
 LARGE_SIZES = (8 * CHUNK, 16 * CHUNK + 1027)
 
-KEY = {"seed": 2**63 + 5, "step": 3, "tensor_id": 9, "offset": 16}
+KEY: dict[str, Any] = {"seed": 2**63 + 5, "step": 3, "tensor_id": 9, "offset": 16}
 
 
 def tensors(n: int) -> dict[str, Floats]:

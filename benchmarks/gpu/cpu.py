@@ -31,7 +31,7 @@ class Cpu:
             raise GpuError(str(error)) from error
         self._bodies = self._codec.body_bytes
 
-    def encode(self, x: Floats, state: Floats | None = None, **key: int) -> Bytes:
+    def encode(self, x: Floats, state: Floats | None = None, **key: Any) -> Bytes:
         """The packets of a tensor; the state is replaced."""
         if state is None:
             return self._packets(
@@ -39,7 +39,7 @@ class Cpu:
             )
         new = np.empty_like(state)
 
-        def encode(part: slice, where: dict[str, int]) -> Bytes:
+        def encode(part: slice, where: dict[str, Any]) -> Bytes:
             old, later = ([row[part] for row in rows] for rows in (state, new))
             return self._codec.encode_body(x[part], **where, state=old, new_state=later)
 
@@ -47,10 +47,10 @@ class Cpu:
         state[:] = new
         return packets
 
-    def encode_feedback(self, x: Floats, residual: Floats, **key: int) -> Bytes:
+    def encode_feedback(self, x: Floats, residual: Floats, **key: Any) -> Bytes:
         """The packets of x + residual; the residual is replaced."""
 
-        def encode(part: slice, where: dict[str, int]) -> Bytes:
+        def encode(part: slice, where: dict[str, Any]) -> Bytes:
             rest = residual[part]
             return self._codec.encode_feedback_body(x[part], rest, rest, **where)
 
@@ -70,7 +70,7 @@ class Cpu:
         return out
 
     def _packets(
-        self, n: int, key: dict[str, int], encode: Callable[[slice, dict[str, int]], Bytes]
+        self, n: int, key: dict[str, Any], encode: Callable[[slice, dict[str, Any]], Bytes]
     ) -> Bytes:
         def one(start: int, size: int) -> tuple[Bytes, Bytes]:
             where = {**key, "offset": key.get("offset", 0) + start}

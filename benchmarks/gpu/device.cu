@@ -59,6 +59,17 @@ EXPORT const char* gpu_name() {
   return cudaGetDeviceProperties(&facts, 0) == cudaSuccess ? facts.name : "unknown";
 }
 
+// 1000 times the major number of CUDA and 10 times the minor one; 0: unknown.
+EXPORT int gpu_driver_version() {
+  int version = 0;
+  return cudaDriverGetVersion(&version) == cudaSuccess ? version : 0;
+}
+
+EXPORT int gpu_library_version() {
+  int version = 0;
+  return cudaRuntimeGetVersion(&version) == cudaSuccess ? version : 0;
+}
+
 EXPORT const char* gpu_error_text(int error) {
   return cudaGetErrorString(static_cast<cudaError_t>(error));
 }

@@ -2,6 +2,7 @@
 """The library that the GPU benchmark measures: built with nvcc, called through ctypes."""
 
 import ctypes
+import os
 import shutil
 import subprocess
 import sys
@@ -28,9 +29,14 @@ class GpuError(RuntimeError):
     """CUDA refused something; there is no more to say."""
 
 
+def nvcc() -> str | None:
+    """Path of the compiler, the one that tools/build_cuda.py takes; None where it is not."""
+    return shutil.which(os.environ.get("NVCC", "nvcc"))
+
+
 def build(arch: str | None) -> bool:
     """Compiles codecs and helper with nvcc; False where nvcc is not. `arch`: None for all."""
-    if shutil.which("nvcc") is None:
+    if nvcc() is None:
         return False
     command = [sys.executable, str(ROOT / "tools/build_cuda.py"), "--output", str(LIBRARY)]
     command += ["--with", "benchmarks/gpu/device.cu"]
@@ -122,6 +128,11 @@ class Gpu:
         """What CUDA said when a codec or a pass last failed."""
         text: bytes = self.call("tf_hips_cuda_error_text", result=ctypes.c_char_p)
         return text.decode() or "another status than 0"
+
+    def cuda_version(self, of: str) -> str:
+        """CUDA that the "driver" can run, or of which the "library" is."""
+        number = int(self.call(f"gpu_{of}_version", result=I32))
+        return f"{number // 1000}.{number // 10 % 100}" if number else "unknown"
 
     @property
     def name(self) -> str:

@@ -20,6 +20,7 @@ A call must not find in the second-level cache what the one before has left ther
 turns on several sets of buffers; each row of a merge has packets of its own.
 """
 
+import functools
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -49,34 +50,44 @@ _SHIFT = 1024
 
 @dataclass(frozen=True)
 class Timing:
-    """Calls that one time is made of, and times of which the median counts."""
+    """Calls that one time is made of, and rounds of which the median counts."""
 
     calls: int
     rounds: int
 
-    def median(self, measure: Callable[[int], float]) -> float:
-        """Milliseconds; `measure` is given the number of calls."""
-        return statistics.median(measure(self.calls) for _ in range(self.rounds))
-
-    def share(self, case: Case, moved: int) -> "Share":
-        """Measures; `moved`: bytes that a call must move."""
-
-        def measure(calls: int) -> float:
-            case.reset()
-            return case.run(calls)
-
-        return Share(case.what, self.median(measure), moved, case.is_right())
+    def turns(self, *measures: Callable[[int], float]) -> list[tuple[float, ...]]:
+        """What each of them has found, by rounds: they take turns, so that a GPU whose clock
+        changes, or that others use, changes all. They are given the number of calls."""
+        return [tuple(one(self.calls) for one in measures) for _ in range(self.rounds)]
 
 
 @dataclass(frozen=True)
 class Share:
-    """One figure: milliseconds, the bytes that had to be moved in them, and whether what was timed
-    has left what the CPU computes."""
+    """One figure.
+
+    Attributes:
+        what: the operation.
+        rounds: milliseconds of a device copy, and of the operation beside it.
+        moved: bytes that a call must move.
+        copied: bytes that a copy moves.
+        is_right: whether what was timed has left what the CPU computes.
+    """
 
     what: str
-    time: float
+    rounds: list[tuple[float, ...]]
     moved: int
-    is_right: bool
+    copied: int
+    is_right: bool = True
+
+    @property
+    def time(self) -> float:
+        """Milliseconds, the median."""
+        return statistics.median(ours for _, ours in self.rounds)
+
+    @property
+    def shares(self) -> list[float]:
+        """Of the speed of the copy, by rounds."""
+        return [self.moved / ours * copy / self.copied for copy, ours in self.rounds]
 
 
 class Buffers:
@@ -149,6 +160,11 @@ def bounds(name: str, shape: Shape) -> dict[str, int]:
     return found
 
 
+def _fresh(case: Case, calls: int) -> float:
+    case.reset()
+    return case.run(calls)
+
+
 def of_codec(program: compll.Program, buffers: Buffers, timing: Timing) -> Iterator[Share]:
     """The shares of one codec."""
     n, gpu, name = buffers.n, buffers.gpu, program.name
@@ -166,7 +182,9 @@ def of_codec(program: compll.Program, buffers: Buffers, timing: Timing) -> Itera
         [timed.encode_state()] if codec.num_states else [timed.encode(), timed.encode_feedback()]
     )
     for case in (*first, timed.decode(), timed.decode_add(), timed.merge()):
-        yield timing.share(case, moved[case.what])
+        # The copy comes first: it writes to what is looked at behind the last round.
+        rounds = timing.turns(buffers.copy_time, functools.partial(_fresh, case))
+        yield Share(case.what, rounds, moved[case.what], 8 * n, case.is_right())
     codec.free()
     for row in rows:
         row.free()

@@ -7,7 +7,7 @@ result has.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 NUM_MERGED = 16
 # Of every call that is timed.
-KEY = {"seed": 1, "step": 2, "tensor_id": 3}
+KEY: dict[str, Any] = {"seed": 1, "step": 2, "tensor_id": 3}
 _NO_RESULT = 0xFF  # a float of these bytes is NaN, and no prefix has them
 
 

@@ -9,7 +9,17 @@ import numpy as np
 import pytest
 
 from benchmarks.gpu import __main__ as bench
-from benchmarks.gpu import binding, checks, cpu, machine, robust, robust_reference, shares, timed
+from benchmarks.gpu import (
+    binding,
+    checks,
+    cpu,
+    machine,
+    record,
+    robust,
+    robust_reference,
+    shares,
+    timed,
+)
 from tests.compll import hurry
 from tests.compll.emulation import build
 from tests.compll.support import spec
@@ -40,6 +50,8 @@ def run(monkeypatch, *arguments):
     monkeypatch.setattr(
         sys, "argv", ["bench", "--no-peers", "--jobs", "0", "--sizes", "4096", *arguments]
     )
+    if "--codecs" not in arguments:
+        sys.argv += ["--codecs", "terngrad"]
     return bench.main()
 
 
@@ -61,6 +73,64 @@ def test_it_checks_measures_and_closes_with_a_line(small, monkeypatch, capsys, t
     assert targets[0]["codec"] == "terngrad"
     assert targets[0]["what"].startswith(f"{slowest['what']}: on a GPU")
     assert targets[1]["what"].startswith("nothing: on a GPU")
+
+
+def test_a_record_tells_how_it_was_made(small, monkeypatch, tmp_path):
+    """On a machine that has NumPy alone: neither rich nor PyTorch."""
+    monkeypatch.setitem(sys.modules, "rich", None)
+    monkeypatch.delitem(sys.modules, "benchmarks.harness", raising=False)
+    monkeypatch.setattr(record, "RESULTS", tmp_path)
+    monkeypatch.setattr(bench, "ROUNDS", 3)
+    file = tmp_path / "some.json"
+    assert run(monkeypatch, "--json", str(file), "--commit", "0123abc") == 0
+    found = json.loads(file.read_text())
+    facts = found["environment"]
+    assert found["command"].startswith("make bench-gpu ARGS='--no-peers --jobs 0")
+    assert facts["commit"] == "0123abc"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", facts["date"])
+    assert {"cpu", "cores", "gpu", "driver", "os", "python"} <= facts.keys()
+    versions = facts["versions"]
+    assert versions["CUDA of the driver"] == "12.4"
+    assert versions["CUDA of the library"] == "13.0"
+    assert {"nvcc", "numpy", "torch"} <= versions.keys()
+    [row] = [row for row in found["rows"] if row["what"] == "encode, 0 Mi"]
+    low, high = (float(end) for end in row["interval"].split(" - "))
+    assert row["min"] <= low <= row["measured"] <= high <= row["max"]
+    made = record.store(found)
+    assert made.name == f"gpu_emulation_{facts['date'][:7].replace('-', '')}.json"
+    page = made.with_suffix(".md").read_text()
+    assert "commit 0123abc" in page
+    assert "CUDA of the driver 12.4" in page
+    assert "| encode, 0 Mi |" in page
+
+
+def test_the_commit_is_gits(small):
+    assert record.environment(machine.Gpu(), None)["commit"] != "unknown"
+
+
+def test_a_copy_is_timed_beside_each_round(small, monkeypatch):
+    seen = []
+    measure = machine.Gpu.milliseconds
+
+    def note(self, name, *arguments):
+        seen.append(name)
+        return measure(self, name, *arguments)
+
+    monkeypatch.setattr(machine.Gpu, "milliseconds", note)
+    buffers = shares.Buffers(machine.Gpu(), 4096)
+    found = next(shares.of_codec(spec("terngrad"), buffers, shares.Timing(calls=2, rounds=3)))
+    assert seen[:6] == ["gpu_time_copy", "gpu_time_encode"] * 3
+    assert len(found.shares) == 3
+    copy, ours = found.rounds[1]
+    assert found.shares[1] == pytest.approx(found.moved / ours / (8 * 4096 / copy))
+
+
+def test_a_codec_that_is_not_there_is_a_miss(small, monkeypatch, capsys):
+    assert run(monkeypatch, "--codecs", "terngrad", "onebit") == 1
+    told = capsys.readouterr().out
+    assert told.startswith("onebit: it is not in the library\nterngrad: equal")
+    [line] = [line for line in told.splitlines() if line.startswith("gpu-quantisers")]
+    assert "; wrong or not there: onebit" in line
 
 
 def test_wrong_packets_are_told_and_not_measured(small, monkeypatch, capsys):
