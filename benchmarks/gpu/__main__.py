@@ -85,7 +85,7 @@ def main() -> int:
         print(json.dumps(_check(Gpu(), options.check)))
         return 0
     if not machine.build(options.arch):
-        return _did_not_run("not compiled: nvcc is not here")
+        return _did_not_run(f"not compiled: {os.environ.get('NVCC', 'nvcc')} is not here")
     gpu = Gpu()
     if gpu.count == 0 or gpu.refusal():
         return _did_not_run(f"compiled; {gpu.refusal() or 'CUDA finds no GPU'}")

@@ -41,7 +41,16 @@ def build(arch: str | None) -> bool:
     command = [sys.executable, str(ROOT / "tools/build_cuda.py"), "--output", str(LIBRARY)]
     command += ["--with", "benchmarks/gpu/device.cu"]
     command += [] if arch is None else ["--arch", arch]
-    subprocess.run(command, check=True, cwd=ROOT, timeout=BUILD_DEADLINE_S)
+    try:
+        subprocess.run(command, check=True, cwd=ROOT, timeout=BUILD_DEADLINE_S)
+    except subprocess.TimeoutExpired as error:
+        raise GpuError(
+            f"nvcc must be done within {BUILD_DEADLINE_S} s; what it has compiled is kept, so run "
+            "this again, or for one kind of GPU alone (--arch sm_90). Received: no end"
+        ) from error
+    except subprocess.CalledProcessError as error:
+        # It has said why.
+        raise GpuError(f"{command[1]} must return 0. Received: {error.returncode}") from error
     return True
 
 

@@ -3,6 +3,7 @@
 
 import json
 import re
+import subprocess
 import sys
 
 import numpy as np
@@ -244,6 +245,31 @@ def test_cuda_says_what_is_wrong(small):
     gpu.call("emulation_fail", 1, 0)
     with pytest.raises(machine.GpuError, match=r"gpu_time_encode .* an emulated error"):
         codec.time_encode([gradient], None, 1)
+
+
+def test_the_compiler_is_the_one_that_a_variable_names(monkeypatch, tmp_path):
+    monkeypatch.setenv("NVCC", str(tmp_path / "nvcc"))
+    assert machine.nvcc() is None
+    assert not machine.build(None)
+    (tmp_path / "nvcc").touch(mode=0o755)
+    assert machine.nvcc() == str(tmp_path / "nvcc")
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (subprocess.TimeoutExpired("nvcc", 580), r"nvcc must be done within 580 s; .* run this"),
+        (subprocess.CalledProcessError(1, "nvcc"), r"build_cuda\.py must return 0. Received: 1"),
+    ],
+)
+def test_a_compiler_that_fails_is_a_line(monkeypatch, error, told):
+    def fail(*arguments, **options):
+        raise error
+
+    monkeypatch.setattr(machine, "nvcc", lambda: "nvcc")
+    monkeypatch.setattr(subprocess, "run", fail)
+    with pytest.raises(machine.GpuError, match=told):
+        machine.build("sm_90")
 
 
 @pytest.fixture
