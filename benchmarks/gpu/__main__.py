@@ -10,14 +10,15 @@ ahead of PyTorch.
 
 Times are between two events around many calls, on several sets of buffers in turn, so that nothing
 comes from the second-level cache that a call of its own would not find there. The host has launched
-all calls before the first event, but for the calls on 1024 floats, which show what it costs to
-launch. What must be moved, in bytes per element: 4 for each time that the gradient is read (twice
-where a scale or a threshold of the whole chunk comes first; of randomk only the sectors of 32 bytes
-that it draws from), 4 more each time for a residual and 4 to write it, the packet's share, 4 for an
-output and 8 for one that is added to, of a sparse packet for the sectors alone that are changed; of
-robust aggregation, 4 for each row and each output. A copy of n floats moves 8 n bytes. Needs nvcc
-and NumPy; PyTorch where it is there; no TensorFlow. Without a GPU everything is compiled, and "did
-not run" is said.
+all calls before the first event: if it has not, the time is taken again with a longer head start.
+But the calls on 1024 floats show what it costs to launch: one behind another, and by the host's
+clock until it knows that a call is done, which is what a target counts. What must be moved, in
+bytes per element: 4 for each time that the gradient is read (twice where a scale or a threshold of
+the whole chunk comes first; of randomk only the sectors of 32 bytes that it draws from), 4 more
+each time for a residual and 4 to write it, the packet's share, 4 for an output and 8 for one that
+is added to, of a sparse packet for the sectors alone that are changed; of robust aggregation, 4 for
+each row and each output. A copy of n floats moves 8 n bytes. Needs nvcc and NumPy; PyTorch where it
+is there; no TensorFlow. Without a GPU everything is compiled, and "did not run" is said.
 
 Each codec is checked in a process of its own, so that one that breaks the GPU's context is a line
 and the others are measured. What is known is written to the file of --json after every part.
@@ -41,7 +42,7 @@ import numpy as np
 
 import compll
 from benchmarks.gpu import checks, machine, peers, record, robust, shares
-from benchmarks.gpu.binding import I64, SET, Key
+from benchmarks.gpu.binding import I32, I64, SET, Key
 from benchmarks.gpu.machine import ROOT, Gpu, GpuCodec, GpuError, Memory
 from benchmarks.gpu.record import Row
 
@@ -59,6 +60,8 @@ NOTE = (
     "`benchmarks/gpu/__main__.py`."
 )
 
+# Calls one behind another, and calls that are waited for.
+_WAITS = ((0, ""), (1, ", waited for"))
 Found = tuple[str, list[str]]
 
 
@@ -202,7 +205,7 @@ def _shares(
     has_robust: bool,
 ) -> Iterator[Row]:
     """What was timed and is not what the CPU computes is added to `wrong`."""
-    timing, label = shares.Timing(CALLS, ROUNDS), f"{n >> 20} Mi"
+    timing, label = shares.Timing(gpu, CALLS, ROUNDS), f"{n >> 20} Mi"
     buffers = shares.Buffers(gpu, n)
     copies = [8 * n / time / 1e6 for (time,) in timing.turns(buffers.copy_time)]
     yield _row("copy", label, copies, "GB/s")
@@ -228,18 +231,21 @@ def _share(name: str, what: str, found: shares.Share) -> Row:
 def _calls(gpu: Gpu, programs: dict[str, compll.Program]) -> Iterator[Row]:
     x = np.random.default_rng(0).standard_normal(CALL_SIZE, dtype=np.float32)
     gradient, out = (Memory(gpu, CALL_SIZE, np.float32).put(x) for _ in range(2))
-    timing = shares.Timing(MANY_CALLS, ROUNDS)
+    timing = shares.Timing(gpu, MANY_CALLS, ROUNDS)
     for name, program in programs.items():
         codec = GpuCodec(gpu, program, CALL_SIZE)
         packets = Memory(gpu, codec.wire_bytes).put(codec.encode(gradient, Key(1, 2, 3, 0)))
-        rounds = timing.turns(
-            functools.partial(codec.time_encode, [gradient], None),
-            functools.partial(codec.time_decode, [packets], [out], SET),
-        )
-        for what, times in zip(("encode", "decode"), zip(*rounds, strict=True), strict=True):
-            yield _row(name, f"call, {what}", [1000 * time for time in times], "us")
+        for waits, waited in _WAITS:
+            gpu.good("gpu_wait_for_each", I32(waits))
+            rounds = timing.turns(
+                functools.partial(codec.time_encode, [gradient], None),
+                functools.partial(codec.time_decode, [packets], [out], SET),
+            )
+            for what, times in zip(("encode", "decode"), zip(*rounds, strict=True), strict=True):
+                yield _row(name, f"call, {what}{waited}", [1000 * time for time in times], "us")
         codec.free()
         packets.free()
+    gpu.good("gpu_wait_for_each", I32(0))
     gradient.free()
     out.free()
 
@@ -250,7 +256,7 @@ def _peers(gpu: Gpu, programs: dict[str, compll.Program], n: int) -> Iterator[Ro
     except ImportError:
         yield _row("", "PyTorch is not here: not compared", [0], "")
         return
-    timing, buffers = shares.Timing(CALLS, ROUNDS), shares.Buffers(gpu, n)
+    timing, buffers = shares.Timing(gpu, CALLS, ROUNDS), shares.Buffers(gpu, n)
     for name in known:
         if name not in programs:
             continue

@@ -133,6 +133,10 @@ class Gpu:
             raise GpuError(f"{name} must measure a time. Received: {error}")
         return found
 
+    def was_late(self) -> bool:
+        """Whether the last time must be measured again: it has the host's own in it."""
+        return bool(self.call("gpu_was_late"))
+
     def error_text(self) -> str:
         """What CUDA said when a codec or a pass last failed."""
         text: bytes = self.call("tf_hips_cuda_error_text", result=ctypes.c_char_p)
@@ -186,6 +190,11 @@ class GpuCodec:
         for memory in (self.scratch, self.report, *self.sets, *self.states):
             memory.free()
 
+    def grow(self, sets: int) -> None:
+        """Makes as many sets of packets as that; of a codec without state."""
+        while len(self.sets) < sets:
+            self.sets.append(Memory(self.gpu, self.wire_bytes))
+
     def encode(self, gradient: Memory, key: Key, residual: Memory | None = None) -> Bytes:
         """The packets of a tensor; the residual, or the state, is replaced."""
         self.encode_to(self.packets, gradient.at, key, residual)
@@ -227,7 +236,8 @@ class GpuCodec:
     def time_encode(
         self, gradients: Sequence[Memory], residuals: Sequence[Memory] | None, calls: int
     ) -> float:
-        """Milliseconds of an encoding. Of `gradients` and `residuals` each set has one."""
+        """Milliseconds of an encoding. Of `gradients` and `residuals` each set used has one."""
+        sets = len(gradients)
         name, kept = "gpu_time_encode", [None if residuals is None else addresses(residuals)]
         if self.num_states:
             name = f"{name}_state"
@@ -235,8 +245,8 @@ class GpuCodec:
         return self.gpu.milliseconds(
             *(name, VOID(ctypes.addressof(self.codec)), self.values),
             *(ctypes.byref(Key(1, 2, 3, 0)), addresses(gradients), *kept, I64(self.n)),
-            *(addresses(self.sets), I64(self.wire_bytes), *self._room()),
-            *(I32(len(self.sets)), I32(calls)),
+            *(addresses(self.sets[:sets]), I64(self.wire_bytes), *self._room()),
+            *(I32(sets), I32(calls)),
         )
 
     def time_decode(

@@ -43,24 +43,25 @@ class Timed:
     ) -> None:
         """`rows`: NUM_MERGED packets of each set; `calls`: of a round."""
         self._codec, self._cpu, self._buffers, self._rows = codec, cpu, buffers, rows
-        self._singles = rows[::NUM_MERGED]
-        # Of all sets that have a turn.
-        self._counts = [count for count in counts(calls, len(codec.sets)) if count]
-        self._used = slice(len(self._counts))
+        self._calls, self._sets = calls, buffers.num_sets
 
     def encode(self) -> Case:
-        """Without a residual."""
+        """Without a residual, on all sets that the codec has."""
+        sets = self._codec.sets
+        used = len(counts(self._calls, len(sets)))
 
         def is_right() -> bool:
             wanted = self._cpu.encode(self._buffers.x, **KEY)
-            return all(np.array_equal(one.get(), wanted) for one in self._codec.sets[self._used])
+            return all(np.array_equal(one.get(), wanted) for one in sets[:used])
 
-        run = self._encoder(None)
-        return Case("encode", lambda: _fill(self._codec.sets, _NO_RESULT), run, is_right)
+        return Case(
+            "encode", lambda: _fill(sets, _NO_RESULT), self._encoder(len(sets), None), is_right
+        )
 
     def encode_feedback(self) -> Case:
         """With a residual, which each call replaces."""
         residuals, sets = self._buffers.residuals, self._codec.sets
+        turns = counts(self._calls, self._sets)
 
         def reset() -> None:
             _fill(residuals, 0)
@@ -69,17 +70,18 @@ class Timed:
         def is_right() -> bool:
             left = np.zeros(self._codec.n, np.float32)
             good = True
-            for some in self._stages():
+            for done in range(1, max(turns) + 1):
                 wanted = self._cpu.encode_feedback(self._buffers.x, left, **KEY)
-                for k in some:
+                for k in (k for k, count in enumerate(turns) if count == done):
                     good &= np.array_equal(sets[k].get(), wanted) and same(residuals[k].get(), left)
             return good
 
-        return Case("encode, feedback", reset, self._encoder(residuals), is_right)
+        return Case("encode, feedback", reset, self._encoder(self._sets, residuals), is_right)
 
     def encode_state(self) -> Case:
         """From zeros, as the state, to another vector."""
         codec = self._codec
+        used = len(counts(self._calls, self._sets))
 
         def reset() -> None:
             _fill(codec.states[::2], 0)
@@ -88,37 +90,42 @@ class Timed:
         def is_right() -> bool:
             state = np.zeros((codec.num_states, codec.n), np.float32)
             wanted = self._cpu.encode(self._buffers.x, state, **KEY)
-            made = zip(codec.sets[self._used], codec.states[1::2], strict=False)
+            made = zip(codec.sets[:used], codec.states[1::2], strict=False)
             return all(
                 np.array_equal(one.get(), wanted) and same(new.get(), state.ravel())
                 for one, new in made
             )
 
-        return Case("encode", reset, self._encoder(None), is_right)
+        return Case("encode", reset, self._encoder(self._sets, None), is_right)
 
     def decode(self) -> Case:
         """Writes."""
+        outs, rows = self._buffers.outs, self._rows[::NUM_MERGED]
+        turns = counts(self._calls, self._sets)
 
         def is_right() -> bool:
-            outs = zip(self._decoded(), self._buffers.outs, strict=False)
-            return all(same(out.get(), values) for values, out in outs)
+            found = zip(self._decoded(rows[: len(turns)]), outs, strict=False)
+            return all(same(out.get(), values) for values, out in found)
 
-        return self._decoder("decode", self._singles, SET, is_right)
+        return self._decoder("decode", rows, self._sets, SET, is_right)
 
-    def decode_add(self) -> Case:
+    def decode_add(self, sets: int) -> Case:
         """Adds to what the call before has left."""
+        outs = self._buffers.outs
+        rows = self._rows[::NUM_MERGED] if sets == self._sets else self._rows[:sets]
+        turns = counts(self._calls, sets)
 
         def is_right() -> bool:
-            values = list(self._decoded())
             good = True
-            for out, one, count in zip(self._buffers.outs, values, self._counts, strict=False):
-                total = np.zeros_like(one)
+            decoded = self._decoded(rows[: len(turns)])
+            for out, values, count in zip(outs, decoded, turns, strict=False):
+                total = np.zeros_like(values)
                 for _ in range(count):
-                    total += one
+                    total += values
                 good &= same(out.get(), total)
             return good
 
-        return self._decoder("decode, add", self._singles, ADD, is_right)
+        return self._decoder("decode, add", rows, sets, ADD, is_right)
 
     def merge(self) -> Case:
         """Sums the packets of a set."""
@@ -127,15 +134,21 @@ class Timed:
             outs = zip(self._sums(), self._buffers.outs, strict=False)
             return all(same(out.get(), total) for total, out in outs)
 
-        return self._decoder(f"merge of {NUM_MERGED}", self._rows, SET, is_right)
+        return self._decoder(f"merge of {NUM_MERGED}", self._rows, self._sets, SET, is_right)
 
-    def _encoder(self, residuals: Sequence[Memory] | None) -> Callable[[int], float]:
-        return lambda calls: self._codec.time_encode(self._buffers.gradients, residuals, calls)
+    def _encoder(self, sets: int, residuals: Sequence[Memory] | None) -> Callable[[int], float]:
+        gradients = self._buffers.gradients[:sets]
+        return lambda calls: self._codec.time_encode(gradients, residuals, calls)
 
     def _decoder(
-        self, what: str, rows: Sequence[Memory], mode: int, is_right: Callable[[], bool]
+        self,
+        what: str,
+        rows: Sequence[Memory],
+        sets: int,
+        mode: int,
+        is_right: Callable[[], bool],
     ) -> Case:
-        outs, codec = self._buffers.outs, self._codec
+        outs, codec = self._buffers.outs[:sets], self._codec
         return Case(
             what,
             lambda: _fill(outs, _NO_RESULT if mode == SET else 0),
@@ -143,15 +156,10 @@ class Timed:
             is_right,
         )
 
-    def _stages(self) -> Iterator[list[int]]:
-        """After 1, 2, ... calls: the sets that had so many."""
-        for done in range(1, max(self._counts) + 1):
-            yield [k for k, count in enumerate(self._counts) if count == done]
-
-    def _decoded(self) -> Iterator[Floats]:
-        """What the packet of each set holds; mostly the same."""
+    def _decoded(self, rows: Sequence[Memory]) -> Iterator[Floats]:
+        """What each packet holds; often the same."""
         before: tuple[Bytes, Floats] | None = None
-        for row in self._singles[self._used]:
+        for row in rows:
             packets = row.get()
             if before is None or not np.array_equal(packets, before[0]):
                 before = packets, self._cpu.decode(packets, self._codec.n)
@@ -162,7 +170,7 @@ class Timed:
         first = self._rows[:NUM_MERGED]
         of_first = self._sum(first)
         yield of_first
-        for k in range(1, len(self._counts)):
+        for k in range(1, len(counts(self._calls, self._sets))):
             some = self._rows[k * NUM_MERGED : (k + 1) * NUM_MERGED]
             pairs = zip(first, some, strict=True)
             is_same = all(np.array_equal(one.get(), other.get()) for one, other in pairs)
@@ -176,8 +184,11 @@ class Timed:
 
 
 def counts(calls: int, sets: int) -> list[int]:
-    """How often each set has its turn in a round of `calls` calls, warm-up included (device.cu)."""
-    return [len(range(k, calls // 4 + 2, sets)) + len(range(k, calls, sets)) for k in range(sets)]
+    """How often each set that has a turn has it in a round of `calls` calls, warm-up included."""
+    # As in device.cu.
+    turns = (range(k, calls // 4 + 2, sets) for k in range(sets))
+    found = [len(turn) + len(range(k, calls, sets)) for k, turn in enumerate(turns)]
+    return [count for count in found if count]
 
 
 def _fill(vectors: Sequence[Memory], byte: int) -> None:

@@ -63,7 +63,9 @@ def test_it_checks_measures_and_closes_with_a_line(small, monkeypatch, capsys, t
     assert lines[0] == "terngrad: equal to the reference"
     assert lines[-1].endswith("of 3 targets met")
     rows = json.loads(file.read_text())["rows"]
-    assert {"encode, 0 Mi", "merge of 16, 0 Mi", "call, decode"} <= {row["what"] for row in rows}
+    assert {"encode, 0 Mi", "merge of 16, 0 Mi", "call, decode", "call, decode, waited for"} <= {
+        row["what"] for row in rows
+    }
     targets = [row for row in rows if row["id"]]
     assert [row["id"] for row in targets] == ["gpu-quantisers", "gpu-sparse", "gpu-call"]
     # The row that counts is named.
@@ -118,8 +120,9 @@ def test_a_copy_is_timed_beside_each_round(small, monkeypatch):
         return measure(self, name, *arguments)
 
     monkeypatch.setattr(machine.Gpu, "milliseconds", note)
-    buffers = shares.Buffers(machine.Gpu(), 4096)
-    found = next(shares.of_codec(spec("terngrad"), buffers, shares.Timing(calls=2, rounds=3)))
+    gpu = machine.Gpu()
+    buffers, timing = shares.Buffers(gpu, 4096), shares.Timing(gpu, calls=2, rounds=3)
+    found = next(shares.of_codec(spec("terngrad"), buffers, timing))
     assert seen[:6] == ["gpu_time_copy", "gpu_time_encode"] * 3
     assert len(found.shares) == 3
     copy, ours = found.rounds[1]
@@ -132,6 +135,48 @@ def test_a_codec_that_is_not_there_is_a_miss(small, monkeypatch, capsys):
     assert told.startswith("onebit: it is not in the library\nterngrad: equal")
     [line] = [line for line in told.splitlines() if line.startswith("gpu-quantisers")]
     assert "; wrong or not there: onebit" in line
+
+
+def test_a_time_with_the_hosts_own_in_it_is_taken_again(small, monkeypatch):
+    gpu = machine.Gpu()
+    gpu.good("gpu_head_start", binding.I64(64))
+    buffers, seen = shares.Buffers(gpu, 4096), []
+
+    def copy(calls):
+        seen.append(calls)
+        return buffers.copy_time(calls)
+
+    gpu.call("emulation_early", 2)
+    assert len(shares.Timing(gpu, calls=3, rounds=1).turns(copy)) == 1
+    assert seen == [3, 3, 3]
+    # It ends: the head start does not grow for ever.
+    gpu.call("emulation_early", 100)
+    shares.Timing(gpu, calls=3, rounds=1).turns(copy)
+    assert len(seen) == 3 + 5
+    gpu.call("emulation_early", 0)
+
+
+def test_what_touches_few_elements_has_more_sets(small, monkeypatch):
+    """Else all of them would stay in the cache."""
+    gpu, seen = machine.Gpu(), {}
+    measure = machine.Gpu.milliseconds
+
+    def note(self, name, *arguments):
+        seen.setdefault(name, []).append(arguments)
+        return measure(self, name, *arguments)
+
+    monkeypatch.setattr(machine.Gpu, "milliseconds", note)
+    # For what it takes to see it, the codec here is one of those.
+    for names in ("SPARSE", "_SAMPLES"):
+        monkeypatch.setattr(shares, names, ("terngrad",))
+    buffers = shares.Buffers(gpu, 4096)
+    found = list(shares.of_codec(spec("terngrad"), buffers, shares.Timing(gpu, 20, 1)))
+    assert all(share.is_right for share in found)
+    encode, feedback = seen["gpu_time_encode"]
+    decode, add, merge = seen["gpu_time_decode"]
+    assert len(set(encode[3])) == len(set(encode[6])) == 20
+    assert len(set(add[2])) == len(set(add[5])) == 20
+    assert [call[-2].value for call in (encode, feedback, decode, add, merge)] == [20, 8, 8, 20, 8]
 
 
 def test_wrong_packets_are_told_and_not_measured(small, monkeypatch, capsys):
@@ -180,7 +225,7 @@ def test_what_was_timed_is_compared_with_the_cpu(small, monkeypatch, name):
             (some.encode(), [codec.sets[-1]]),
             (some.encode_feedback(), [codec.sets[-1], buffers.residuals[-1]]),
         ]
-    for case in (some.decode(), some.decode_add(), some.merge()):
+    for case in (some.decode(), some.decode_add(buffers.num_sets), some.merge()):
         cases.append((case, [buffers.outs[-1]]))
     for case, results in cases:
         for result in results:
@@ -222,7 +267,7 @@ def test_calls_take_turns_on_buffers_and_rows_are_distinct(small, monkeypatch):
 
     monkeypatch.setattr(machine.Gpu, "milliseconds", note)
     buffers = shares.Buffers(gpu, 4096)
-    timing = shares.Timing(calls=9, rounds=1)
+    timing = shares.Timing(gpu, calls=9, rounds=1)
     assert buffers.num_sets == 8
     found = list(shares.of_codec(spec("terngrad"), buffers, timing))
     feedback, merge = seen["gpu_time_encode"][1], seen["gpu_time_decode"][2]
