@@ -2,6 +2,7 @@
 """The library that the GPU benchmark measures: built with nvcc, called through ctypes."""
 
 import ctypes
+import os
 import shutil
 import subprocess
 import sys
@@ -28,14 +29,28 @@ class GpuError(RuntimeError):
     """CUDA refused something; there is no more to say."""
 
 
+def nvcc() -> str | None:
+    """Path of the compiler, the one that tools/build_cuda.py takes; None where it is not."""
+    return shutil.which(os.environ.get("NVCC", "nvcc"))
+
+
 def build(arch: str | None) -> bool:
     """Compiles codecs and helper with nvcc; False where nvcc is not. `arch`: None for all."""
-    if shutil.which("nvcc") is None:
+    if nvcc() is None:
         return False
     command = [sys.executable, str(ROOT / "tools/build_cuda.py"), "--output", str(LIBRARY)]
     command += ["--with", "benchmarks/gpu/device.cu"]
     command += [] if arch is None else ["--arch", arch]
-    subprocess.run(command, check=True, cwd=ROOT, timeout=BUILD_DEADLINE_S)
+    try:
+        subprocess.run(command, check=True, cwd=ROOT, timeout=BUILD_DEADLINE_S)
+    except subprocess.TimeoutExpired as error:
+        raise GpuError(
+            f"nvcc must be done within {BUILD_DEADLINE_S} s; what it has compiled is kept, so run "
+            "this again, or for one kind of GPU alone (--arch sm_90). Received: no end"
+        ) from error
+    except subprocess.CalledProcessError as error:
+        # It has said why.
+        raise GpuError(f"{command[1]} must return 0. Received: {error.returncode}") from error
     return True
 
 
@@ -57,6 +72,10 @@ class Memory:
             raise GpuError(f"there must be room for {values.nbytes} bytes. Received: {self.bytes}")
         self.gpu.good("gpu_upload", VOID(self.at), VOID(values.ctypes.data), I64(values.nbytes))
         return self
+
+    def fill(self, byte: int) -> None:
+        """Makes all bytes this one."""
+        self.gpu.good("gpu_fill", VOID(self.at), I32(byte), I64(self.bytes))
 
     def get(self) -> npt.NDArray[Any]:
         """Copies from the device, after everything before."""
@@ -114,10 +133,19 @@ class Gpu:
             raise GpuError(f"{name} must measure a time. Received: {error}")
         return found
 
+    def was_late(self) -> bool:
+        """Whether the last time must be measured again: it has the host's own in it."""
+        return bool(self.call("gpu_was_late"))
+
     def error_text(self) -> str:
         """What CUDA said when a codec or a pass last failed."""
         text: bytes = self.call("tf_hips_cuda_error_text", result=ctypes.c_char_p)
         return text.decode() or "another status than 0"
+
+    def cuda_version(self, of: str) -> str:
+        """CUDA that the "driver" can run, or of which the "library" is."""
+        number = int(self.call(f"gpu_{of}_version", result=I32))
+        return f"{number // 1000}.{number // 10 % 100}" if number else "unknown"
 
     @property
     def name(self) -> str:
@@ -162,6 +190,11 @@ class GpuCodec:
         for memory in (self.scratch, self.report, *self.sets, *self.states):
             memory.free()
 
+    def grow(self, sets: int) -> None:
+        """Makes as many sets of packets as that; of a codec without state."""
+        while len(self.sets) < sets:
+            self.sets.append(Memory(self.gpu, self.wire_bytes))
+
     def encode(self, gradient: Memory, key: Key, residual: Memory | None = None) -> Bytes:
         """The packets of a tensor; the residual, or the state, is replaced."""
         self.encode_to(self.packets, gradient.at, key, residual)
@@ -203,7 +236,8 @@ class GpuCodec:
     def time_encode(
         self, gradients: Sequence[Memory], residuals: Sequence[Memory] | None, calls: int
     ) -> float:
-        """Milliseconds of an encoding. Of `gradients` and `residuals` each set has one."""
+        """Milliseconds of an encoding. Of `gradients` and `residuals` each set used has one."""
+        sets = len(gradients)
         name, kept = "gpu_time_encode", [None if residuals is None else addresses(residuals)]
         if self.num_states:
             name = f"{name}_state"
@@ -211,8 +245,8 @@ class GpuCodec:
         return self.gpu.milliseconds(
             *(name, VOID(ctypes.addressof(self.codec)), self.values),
             *(ctypes.byref(Key(1, 2, 3, 0)), addresses(gradients), *kept, I64(self.n)),
-            *(addresses(self.sets), I64(self.wire_bytes), *self._room()),
-            *(I32(len(self.sets)), I32(calls)),
+            *(addresses(self.sets[:sets]), I64(self.wire_bytes), *self._room()),
+            *(I32(sets), I32(calls)),
         )
 
     def time_decode(

@@ -4,7 +4,6 @@
 They compute what ours do, without packing bits, as GRACE (Xu et al., ICDCS 2021) writes them.
 """
 
-import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -63,17 +62,10 @@ def encoders() -> dict[str, Callable[[Any], Any]]:
     return {function.__name__: function for function in all_of_them}
 
 
-def milliseconds(
-    name: str,
-    n: int,
-    calls: int,
-    rounds: int,
-    *,
-    compiled: bool,
-    sets: int,
-    head_start_bytes: int,
-) -> float:
-    """Time of one encoding of n floats, measured as ours is (device.cu): the median of `rounds`."""
+def timer(
+    name: str, n: int, *, compiled: bool, sets: int, head_start_bytes: int
+) -> Callable[[int], float]:
+    """Measures milliseconds of an encoding of n floats as ours are (device.cu), given the calls."""
     import torch
 
     function = encoders()[name]
@@ -82,17 +74,26 @@ def milliseconds(
     tensors = [torch.randn(n, device="cuda", dtype=torch.float32) for _ in range(sets)]
     room = torch.empty(head_start_bytes, dtype=torch.uint8, device="cuda")
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    times = []
-    for _ in range(rounds):
-        for k in range(max(3, sets)):
-            function(tensors[k % sets])
-        torch.cuda.synchronize()
-        for _ in range(16):
-            room.zero_()
-        begin.record()
-        for k in range(calls):
-            function(tensors[k % sets])
-        end.record()
-        end.synchronize()
-        times.append(float(begin.elapsed_time(end)) / calls)
-    return statistics.median(times)
+
+    head_starts = 16
+
+    def measure(calls: int) -> float:
+        nonlocal head_starts
+        while True:
+            for k in range(max(3, sets)):
+                function(tensors[k % sets])
+            torch.cuda.synchronize()
+            for _ in range(head_starts):
+                room.zero_()
+            begin.record()
+            for k in range(calls):
+                function(tensors[k % sets])
+            # PyTorch's launches take longer than ours: the GPU must not wait for them.
+            is_late = begin.query()
+            end.record()
+            end.synchronize()
+            if not is_late or head_starts >= 1024:
+                return float(begin.elapsed_time(end)) / calls
+            head_starts *= 2
+
+    return measure

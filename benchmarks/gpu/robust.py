@@ -2,7 +2,6 @@
 """The passes of robust aggregation on a GPU: are they right, how near to the speed of memory?"""
 
 import ctypes
-import statistics
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +11,7 @@ from benchmarks.gpu import robust_reference as reference
 from benchmarks.gpu.binding import CUDA_FAILED, I32, I64, VOID
 from benchmarks.gpu.machine import Floats, Gpu, GpuError, Memory
 from benchmarks.gpu.robust_reference import CHUNK, MAJORITY, MEDIAN, NEAREST, TRIMMED, Doubles
+from benchmarks.gpu.shares import Buffers, Share, Timing
 
 NAME = "robust"
 """What a codec's name is of a codec."""
@@ -181,8 +181,8 @@ def _same(found: Memory, expected: Floats | Doubles) -> bool:
     return found.get().tobytes() == expected.tobytes()
 
 
-def shares(gpu: Gpu, n_floats: int, calls: int, rounds: int) -> Iterator[tuple[str, float, int]]:
-    """What is timed on rows of `n_floats` floats in all: a name, milliseconds, bytes to be moved.
+def shares(gpu: Gpu, n_floats: int, timing: Timing, buffers: Buffers) -> Iterator[Share]:
+    """What is timed on rows of `n_floats` floats in all, beside a copy of `buffers`.
 
     What must be moved: each row once, and what is written.
     """
@@ -190,8 +190,9 @@ def shares(gpu: Gpu, n_floats: int, calls: int, rounds: int) -> Iterator[tuple[s
     some = np.random.default_rng(0).standard_normal(1 << 20, dtype=np.float32)
     floats.put(np.resize(some, n_floats))
 
-    def timed(rows: Rows, name: str, arguments: list[Any]) -> float:
-        return statistics.median(rows.time(name, arguments, calls) for _ in range(rounds))
+    def timed(what: str, rows: Rows, name: str, arguments: list[Any], moved: int) -> Share:
+        rounds = timing.turns(buffers.copy_time, lambda calls: rows.time(name, arguments, calls))
+        return Share(what, rounds, moved, 8 * buffers.n)
 
     for n in sorted({n for _, n, _, _ in RULES} | set(APART) | {n for n, _ in MIXES}):
         d = n_floats // n // 1024 * 1024
@@ -201,19 +202,19 @@ def shares(gpu: Gpu, n_floats: int, calls: int, rounds: int) -> Iterator[tuple[s
             for squares in (False, True):
                 arguments = rows.coordinate_arguments(rule, drop, out, squares)
                 label = f"{name} of {n}" + (", squares" if squares else "")
-                yield label, timed(rows, "coordinate", arguments), 4 * (n + 1) * d
+                yield timed(label, rows, "coordinate", arguments, 4 * (n + 1) * d)
         if n in APART:
             arguments = rows.apart_arguments(pairs=True)
-            yield f"distances of {n}", timed(rows, "distances", arguments), 4 * n * d
+            yield timed(f"distances of {n}", rows, "distances", arguments, 4 * n * d)
         for m in (m for count, m in MIXES if count == n):
             weights = Memory(gpu, m * n, np.float32).put(np.full(m * n, 1 / n, np.float32))
             mixed = Memory(gpu, m * d, np.float32)
             arguments = rows.mix_arguments(weights, mixed)
-            yield f"{m} sums of {n}", timed(rows, "mix", arguments), 4 * (n + m) * d
+            yield timed(f"{m} sums of {n}", rows, "mix", arguments, 4 * (n + m) * d)
             if m > 1:
                 arguments = rows.coordinate_arguments(MEDIAN, 0, out, False, weights)
                 label = f"median of {m} sums of {n}"
-                yield label, timed(rows, "coordinate", arguments), 4 * (n + 1) * d
+                yield timed(label, rows, "coordinate", arguments, 4 * (n + 1) * d)
             weights.free()
             mixed.free()
         out.free()

@@ -71,10 +71,12 @@ void trace_kernel(const char* name);
 
 typedef void* cudaStream_t;
 typedef int cudaError_t;
-constexpr cudaError_t cudaSuccess = 0;
+constexpr cudaError_t cudaSuccess = 0, cudaErrorNotReady = 600;
 
 // What a test lets CUDA find: an error of the next launch or of the driver, 0 for none, and a GPU.
 inline cudaError_t launch_error = cudaSuccess, driver_error = cudaSuccess;
+// For how many questions from now on an event has come already, while calls are launched.
+inline int early_events = 0;
 inline int compute_capability = 90;
 
 inline cudaError_t cudaGetLastError() {
@@ -120,6 +122,9 @@ inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, int) {
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, int) {
   return std::memcpy(to, from, bytes), cudaSuccess;
 }
+inline cudaError_t cudaEventQuery(cudaEvent_t) {
+  return early_events > 0 ? --early_events, cudaSuccess : cudaErrorNotReady;
+}
 inline cudaError_t cudaEventCreate(cudaEvent_t*) { return cudaSuccess; }
 inline cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
 inline cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
@@ -158,14 +163,17 @@ __attribute__((visibility("default"))) inline long long emulation_launches() { r
 __attribute__((visibility("default"))) inline void emulation_fail(int launch, int driver) {
   launch_error = launch, driver_error = driver;
 }
+__attribute__((visibility("default"))) inline void emulation_early(int events) {
+  early_events = events;
+}
 __attribute__((visibility("default"))) inline void emulation_capability(int capability) {
   compute_capability = capability;
 }
 // Inline functions are made only where they are used.
 __attribute__((used)) static void* const emulation_kept[] = {
-    reinterpret_cast<void*>(emulation_order), reinterpret_cast<void*>(emulation_alone),
-    reinterpret_cast<void*>(emulation_launches), reinterpret_cast<void*>(emulation_fail),
-    reinterpret_cast<void*>(emulation_capability)};
+    reinterpret_cast<void*>(emulation_order),      reinterpret_cast<void*>(emulation_alone),
+    reinterpret_cast<void*>(emulation_launches),   reinterpret_cast<void*>(emulation_fail),
+    reinterpret_cast<void*>(emulation_capability), reinterpret_cast<void*>(emulation_early)};
 }
 
 #endif  // TF_HIPS_TESTS_COMPLL_EMULATION_CUDA_RUNTIME_H_
