@@ -101,6 +101,8 @@ def main() -> int:
     parser.add_argument("--dry-run", action="store_true", help="nothing is stored")
     closing.add_update(parser)
     arguments = parser.parse_args()
+    if arguments.update:
+        closing.stored("robust")
     # Read when the library makes its threads and when TensorFlow is imported.
     os.environ["TF_HIPS_NUM_THREADS"] = str(THREADS)
     os.environ.update({"TF_NUM_INTRAOP_THREADS": str(THREADS), "TF_CPP_MIN_LOG_LEVEL": "2"})
