@@ -4,6 +4,7 @@
 import functools
 import json
 import os
+import re
 import tomllib
 from pathlib import Path
 
@@ -129,6 +130,19 @@ def test_targets_say_what_they_are() -> None:
     for target in TARGETS:
         assert ("at_least" in target) != ("at_most" in target), target["id"]
         assert target["command"].startswith("make "), target["id"]
+
+
+def test_who_stores_a_result_is_a_verb_that_the_readme_lists() -> None:
+    makefile = (FOLDER.parent / "Makefile").read_text(encoding="utf-8")
+    readme = (FOLDER / "README.md").read_text(encoding="utf-8")
+    found = set()
+    for path in FOLDER.rglob("*.py"):
+        source = path.read_text(encoding="utf-8")
+        found |= set(re.findall(r'(?i)\bcommand ?= ?"([^"]+)"', source))
+    assert {"make bench-low-rank", "make bench-sparse"} <= found
+    for command in found:
+        assert re.search(rf"^{command.removeprefix('make ')}:.*##", makefile, re.M), command
+        assert f"| `{command}` |" in readme, command
 
 
 @needs_results
