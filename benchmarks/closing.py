@@ -4,7 +4,6 @@
 import argparse
 import contextlib
 import json
-import os
 import signal
 import sys
 import time
@@ -107,17 +106,15 @@ def stored(theme: str) -> Row:
     Raises:
         SystemExit: there is none.
     """
-    here = (harness.cpu(), os.cpu_count(), harness.vectors())
+    here = harness.environment()
     machines, found = [], []
     for path in sorted(harness.RESULTS.glob(f"{theme}_*.json")):
         result = json.loads(path.read_text(encoding="utf-8"))
         facts = result["environment"]
-        if result["theme"] != theme or facts["gpu"] != "none":
+        if result["theme"] != theme:
             continue
-        # The first results do not say which registers the machine had.
-        machine = (facts["cpu"], facts["cores"], facts.get("vectors", here[2]))
-        machines.append(f"{path.name} of {_named(machine)}")
-        if machine == here:
+        machines.append(f"{path.name} of {_named(facts)}")
+        if harness.is_machine(facts, here):
             found.append(result)
     if not found:
         raise SystemExit(
@@ -128,9 +125,8 @@ def stored(theme: str) -> Row:
     return newest
 
 
-def _named(machine: tuple[str, int | None, str]) -> str:
-    cpu, cores, vectors = machine
-    return f"{cpu} with {vectors}, {cores} cores"
+def _named(facts: Row) -> str:
+    return f"{harness.named(facts)}, {facts['cores']} cores"
 
 
 def _updated(

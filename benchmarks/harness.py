@@ -10,6 +10,7 @@ is always the one of the function `interval`.
 
 import contextlib
 import datetime
+import itertools
 import json
 import math
 import os
@@ -151,6 +152,22 @@ def family(name: str) -> str:
     return words[0] if words else "cpu"
 
 
+def named(facts: dict[str, Any]) -> str:
+    """CPU and registers of an environment, as far as it tells of them."""
+    return ", ".join(facts[key] for key in ("cpu", "vectors") if key in facts)
+
+
+def is_machine(facts: dict[str, Any], here: dict[str, Any]) -> bool:
+    """Whether a result's environment tells of a machine like this one.
+
+    Args:
+        facts: of the result; the first ones do not say which registers there were.
+        here: this one's environment.
+    """
+    names = ("cpu", "cores", "vectors", "gpu") if here["gpu"] == "none" else ("gpu",)
+    return all(facts.get(name, here[name]) == here[name] for name in names)
+
+
 def when(facts: dict[str, Any]) -> tuple[str, str]:
     """Day and time of a result; the first ones did not have the time."""
     return facts["date"], facts.get("time", "")
@@ -222,7 +239,7 @@ def write(
         hardware = re.sub(r"\W+", "", gpu).lower()
     if by_vectors and facts["vectors"] != "AVX-512":
         hardware += f"_{facts['vectors'].lower()}"
-    stem = RESULTS / f"{theme}_{hardware}_{facts['date'][:7].replace('-', '')}"
+    stem = _stem(theme, hardware, facts)
     result = {
         "theme": theme,
         "command": command,
@@ -239,6 +256,19 @@ def write(
         show(theme, rows)
     console().print(f"written to {path.relative_to(ROOT)}")
     return path
+
+
+def _stem(theme: str, hardware: str, facts: dict[str, Any]) -> Path:
+    """Where a result of this machine goes: not where one of another machine lies."""
+    month = facts["date"][:7].replace("-", "")
+    for number in itertools.count(1):
+        stem = RESULTS / f"{theme}_{hardware}{f'-{number}' if number > 1 else ''}_{month}"
+        path = stem.with_suffix(".json")
+        if not path.exists():
+            break
+        if is_machine(json.loads(path.read_text(encoding="utf-8"))["environment"], facts):
+            break
+    return stem
 
 
 def show(title: str, rows: Sequence[dict[str, Any]]) -> None:
@@ -265,14 +295,12 @@ def cell(value: object) -> str:
 def markdown(result: dict[str, Any]) -> str:
     """A result as its `.md` has it."""
     facts, rows = result["environment"], result["rows"]
-    # The first results do not say which registers the machine had.
-    machine = ", ".join([facts["cpu"], *filter(None, [facts.get("vectors")])])
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     lines = [
         f"# {result['theme']}",
         "",
         f"`{result['command']}`, {facts['date']}, commit {facts['commit']}.",
-        f"{machine}, {facts['cores']} cores, {facts['memory_gib']} GiB, "
+        f"{named(facts)}, {facts['cores']} cores, {facts['memory_gib']} GiB, "
         f"GPU: {facts['gpu']}; {facts['os']}; "
         f"Python {facts['python']}, {versions}.",
         "",

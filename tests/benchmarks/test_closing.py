@@ -57,9 +57,6 @@ def _machine(monkeypatch: pytest.MonkeyPatch, commit: str, **facts: object) -> N
     here |= {"os": "Debian", "python": "3.11", "versions": {}, "date": "2026-11-23", **facts}
     here |= {"time": f"1{commit[-1]}:00:00", "commit": commit}
     monkeypatch.setattr(harness, "environment", lambda *_: here)
-    monkeypatch.setattr(harness, "cpu", lambda: here["cpu"])
-    monkeypatch.setattr(harness, "vectors", lambda: here["vectors"])
-    monkeypatch.setattr(closing.os, "cpu_count", lambda: here["cores"])
 
 
 def _conclude(part: str, measured: float, note: str, **how: object) -> None:
@@ -102,6 +99,20 @@ def test_a_result_of_another_machine_takes_no_parts(
         _conclude("one", 4.0, "The second.", updates=["one"])
     _machine(monkeypatch, "c3")
     assert closing.stored("a")["rows"][0]["measured"] == 3.0
+
+
+def test_a_result_of_another_machine_stays_where_it_is(
+    results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place, cpu in enumerate(("AMD EPYC", "AMD EPYC 9", "AMD EPYC", "Intel(R) Xeon(R)")):
+        _machine(monkeypatch, f"c{place}", cpu=cpu)
+        _conclude("one", 3.0 + place, "")
+    stored = {path.name: json.loads(path.read_text()) for path in results.glob("*.json")}
+    assert {name: one["environment"]["commit"] for name, one in stored.items()} == {
+        "a_2cpu_epyc_202611.json": "c2",
+        "a_2cpu_epyc-2_202611.json": "c1",
+        "a_2cpu_xeon_202611.json": "c3",
+    }
 
 
 def test_an_old_result_is_read_and_its_machine_found(
