@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup build check fix test test-all test-faults soak demo bench bench-codecs bench-collectives bench-gpu bench-keras bench-first-run bench-loops bench-ps bench-robust wheel clean set-up-quietly
+.PHONY: help setup build check fix test test-all test-faults soak demo bench bench-codecs bench-collectives bench-gpu bench-keras bench-first-run bench-loops bench-low-rank bench-ps bench-robust bench-sparse wheel clean set-up-quietly
 
 # The interpreter of .venv, read by tools/setup.sh; empty: the one .venv has, else python3.
 PYTHON ?=
@@ -79,6 +79,12 @@ bench-loops: build ## local training: overhead, ESync on uneven parties, DiLoCo'
 
 bench-robust: build ## robust aggregation beside reading memory once, TensorFlow's sort and ByzFL
 	@$(BIN)/python -m benchmarks.robust $(ARGS)
+
+bench-low-rank: build ## the sum of gradients on 2 ranks: PowerSGD beside exact sums and onebit
+	@$(BIN)/python -m benchmarks.low_rank $(ARGS)
+
+bench-sparse: build ## a step of a large embedding on 2 ranks: its gradient as rows and as a table
+	@$(BIN)/python -m benchmarks.sparse $(ARGS)
 
 bench-first-run: set-up-quietly ## what a newcomer waits for: a fresh clone, an empty HOME, demo, check, test
 	@$(BIN)/python -m benchmarks.first_run $(ARGS)

@@ -12,9 +12,12 @@ from collections.abc import Collection, Iterator, Sequence
 
 from benchmarks import collectives_jobs, harness
 from benchmarks.collectives_jobs import Row
+from benchmarks.network import Network, network
 
 NOT_RUN = "not run"
 """What is said of a target that this machine cannot measure."""
+NOT_MEASURED = "not measured"
+"""What is said of a target that no figure is about; nothing is stored with such a one."""
 # Columns of the two tables that are printed.
 FIGURES = ("part", "what", "link", "measured", "unit", "interval", "against")
 TARGETS = ("id", "what", "link", "measured", "interval", "target", "against", "met")
@@ -53,30 +56,38 @@ def conclude(
         rows: what was measured.
         command: the command behind the targets.
         note: what is stored beside the figures.
-        is_complete: whether they are all that there are to store.
+        is_complete: whether they are all that there are to store; nothing is, if a target has no
+            figure.
         figures: columns of the first table.
         columns: columns of the second one.
-        stores_noisy: whether that a machine was too busy for a target is stored, too.
+        stores_noisy: whether that a machine was too busy for a target is stored, too. A narrow
+            interval that holds a bound is stored as "noisy" all the same: that is what there is.
         updates: parts whose figures take the place of those in the stored result; none: what is
             stored is all new.
         not_run: ids of targets that could not be measured here; then nothing is stored.
     """
+    facts = harness.environment()
+    of_run = {key: facts[key] for key in harness.PART_FACTS} | {"note": note}
+    parts = {row["part"]: of_run for row in rows}
     if updates:
-        rows, note = _updated(theme, rows, note, updates)
+        rows, parts, note = *_updated(theme, rows, parts, updates), ""
     bound = targets(rows, command, not_run)
-    noisy = [row["id"] for row in bound if row["met"] == "noisy"]
-    if noisy:
-        print(f"bench-{theme}: the machine was too busy to tell of {', '.join(noisy)}")
+    busy = [row["id"] for row in bound if row["met"] == "noisy" and row["is_busy"]]
+    if busy:
+        print(f"bench-{theme}: the machine was too busy to tell of {', '.join(busy)}")
+    without = [row["id"] for row in bound if row["met"] in (NOT_RUN, NOT_MEASURED)]
+    bound = [{key: row[key] for key in row if key != "is_busy"} for row in bound]
     if rows:
         harness.show(theme, [only(row, figures) for row in rows])
     harness.show("targets", [only(row, columns) for row in bound])
-    if is_complete and not not_run and (stores_noisy or not noisy):
-        harness.write(theme, [*rows, *bound], command=command, note=note, is_shown=False)
+    if is_complete and not (without or not_run) and (stores_noisy or not busy):
+        found = [*rows, *bound]
+        harness.write(theme, found, command=command, note=note, is_shown=False, parts=parts)
     else:
         print("nothing is stored")
     num_met = sum(row["met"] == "yes" for row in bound)
-    num_not_run = sum(row["met"] == NOT_RUN for row in bound)
-    more = f", {num_not_run} not run" if num_not_run else ""
+    counts = ((kind, sum(row["met"] == kind for row in bound)) for kind in (NOT_RUN, NOT_MEASURED))
+    more = "".join(f", {count} {kind}" for kind, count in counts if count)
     print(f"bench-{theme}: {num_met} of {len(bound)} targets met{more}")
 
 
@@ -89,22 +100,47 @@ def add_update(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def stored(theme: str) -> Row:
+    """The newest stored result of a theme that is of a machine like this one.
+
+    Raises:
+        SystemExit: there is none.
+    """
+    here = harness.environment()
+    machines, found = [], []
+    for path in sorted(harness.RESULTS.glob(f"{theme}_*.json")):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        facts = result["environment"]
+        if result["theme"] != theme:
+            continue
+        machines.append(f"{path.name} of {_named(facts)}")
+        if harness.is_machine(facts, here):
+            found.append(result)
+    if not found:
+        raise SystemExit(
+            f"bench-{theme}: --update needs a stored result of this machine, {_named(here)}. "
+            f"Received: {'; '.join(machines) or 'none'}"
+        )
+    newest: Row = max(found, key=lambda result: harness.when(result["environment"]))
+    return newest
+
+
+def _named(facts: Row) -> str:
+    return f"{harness.named(facts)}, {facts['cores']} cores"
+
+
 def _updated(
-    theme: str, rows: Sequence[Row], note: str, parts: Collection[str]
-) -> tuple[list[Row], str]:
-    """The newest stored figures, with those of some parts in their places, and a note of that."""
-    paths = sorted(harness.RESULTS.glob(f"{theme}_*.json"))
-    if not paths:
-        raise SystemExit(f"bench-{theme}: --update needs a stored result. Received: none")
-    stored = json.loads(paths[-1].read_text(encoding="utf-8"))
-    before = [row for row in stored["rows"] if not row.get("id") and row["part"] not in parts]
-    facts = stored["environment"]
-    others = ", ".join(dict.fromkeys(row["part"] for row in before))
-    told = (
-        f"Parts measured anew: {', '.join(parts)} ({note.strip()}) Of {facts['date']}, commit "
-        f"{facts['commit']}: {others}. {stored['note']}"
-    )
-    return [*before, *rows], told
+    theme: str, rows: Sequence[Row], parts: dict[str, Row], updates: Collection[str]
+) -> tuple[list[Row], dict[str, Row]]:
+    """The newest stored figures with those of some parts in their places, and whence each is."""
+    result = stored(theme)
+    before = [row for row in result["rows"] if not row.get("id") and row["part"] not in updates]
+    # The first results tell of their last run only.
+    facts = result["environment"]
+    of_run = {key: facts.get(key, "") for key in harness.PART_FACTS} | {"note": result["note"]}
+    known = result.get("parts", {})
+    others = {row["part"]: known.get(row["part"], of_run) for row in before}
+    return [*before, *rows], {**others, **parts}
 
 
 def told(rows: Iterator[Row], began: float) -> Iterator[Row]:
@@ -115,7 +151,7 @@ def told(rows: Iterator[Row], began: float) -> Iterator[Row]:
 
 
 def targets(rows: Sequence[Row], command: str, not_run: Collection[str] = ()) -> list[Row]:
-    """One row per target of the program behind `command`; what was not measured is not met.
+    """One row per target of the program behind `command`, with `is_busy`: was the machine?
 
     Args:
         rows: what was measured.
@@ -130,15 +166,16 @@ def targets(rows: Sequence[Row], command: str, not_run: Collection[str] = ()) ->
         figures = [row for row in rows if row["about"] == target["id"]]
         is_least = "at_least" in target
         limit = target["at_least"] if is_least else target["at_most"]
+        is_busy = False
         if not figures:
-            row, met = collectives_jobs.row("", "not measured", 0.0, target["unit"]), "no"
-            met = NOT_RUN if target["id"] in not_run else met
+            row = collectives_jobs.row("", NOT_MEASURED, None, target["unit"])
+            met = NOT_RUN if target["id"] in not_run else NOT_MEASURED
         else:
             row = (min if is_least else max)(figures, key=lambda one: one["measured"])
-            is_met = row["measured"] >= limit if is_least else row["measured"] <= limit
-            met = "noisy" if harness.is_noisy(row, limit) else "yes" if is_met else "no"
+            met, is_busy = harness.verdict(row, target), harness.is_noisy(row, limit)
         bound = f"{'>=' if is_least else '<='} {limit} {target['unit']}".rstrip()
-        found.append({**row, "id": target["id"], "about": "", "target": bound, "met": met})
+        more = {"id": target["id"], "about": "", "target": bound, "met": met, "is_busy": is_busy}
+        found.append({**row, **more})
     return found
 
 
@@ -149,7 +186,27 @@ def only(row: Row, columns: Sequence[str]) -> Row:
 
 def in_words(row: Row) -> str:
     """A figure in one line."""
-    return "  ".join(str(row[column]) for column in FIGURES if row[column] != "")
+    return "  ".join(harness.cell(row[column]) for column in FIGURES if row[column] != "")
+
+
+@contextlib.contextmanager
+def network_of(hosts: int, what: str, about: Sequence[str]) -> Iterator[Network]:
+    """A network of so many hosts, for a part of a benchmark.
+
+    Args:
+        hosts: how many.
+        what: is measured there.
+        about: ids of the targets that only this part measures.
+
+    Raises:
+        NotRunError: there can be none here.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            made = stack.enter_context(network(hosts))
+        except OSError as error:
+            raise NotRunError(what, str(error), about) from error
+        yield made
 
 
 @contextlib.contextmanager

@@ -47,15 +47,15 @@ class Options:
         return (self.ranks, self.scale) == (4, 1) and self.rounds >= Options.rounds
 
 
-def row(part: str, what: str, measured: float, unit: str, **more: Any) -> Row:
-    """One figure."""
+def row(part: str, what: str, measured: float | None, unit: str, **more: Any) -> Row:
+    """One figure, as it was measured: it is compared so, and rounded where it is shown."""
     return {
         "id": "",
         "about": "",
         "part": part,
         "what": what,
         "link": "",
-        "measured": float(f"{measured:.4g}"),
+        "measured": None if measured is None else float(measured),
         "unit": unit,
         "interval": "",
         "against": "",
@@ -67,8 +67,7 @@ def row(part: str, what: str, measured: float, unit: str, **more: Any) -> Row:
 
 def ratio_row(part: str, what: str, ratios: Sequence[float], **more: Any) -> Row:
     """A ratio: the median of the rounds', and its interval where there are several."""
-    low, high = harness.interval(ratios)
-    interval = f"{low:.3g} - {high:.3g}" if len(ratios) > 1 else ""
+    interval = harness.interval_text(ratios)
     return row(part, what, statistics.median(ratios), "x", interval=interval, **more)
 
 

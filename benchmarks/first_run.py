@@ -86,7 +86,7 @@ def measure(folder: Path) -> dict[str, float]:
         harness.console().print(f"make {verb}: {seconds:.1f} s, exit code {done.returncode}")
         if done.returncode:
             raise SystemExit(f"`make {verb}` failed with {done.returncode}:\n{done.stdout[-4000:]}")
-        return round(seconds, 1), done.stdout
+        return seconds, done.stdout
 
     first, _ = make("demo")
     second, output = make("demo")
@@ -101,21 +101,20 @@ def measure(folder: Path) -> dict[str, float]:
         "first-demo-seconds": first,
         "second-demo-seconds": second,
         "demo-accuracy": float(last["accuracy"]),
-        "demo-bytes-ratio": round(int(last["dense"]) / int(last["slow"]), 1),
+        "demo-bytes-ratio": int(last["dense"]) / int(last["slow"]),
         "check-seconds": check,
         "test-seconds": test,
     }
 
 
 def _row(target: dict[str, Any], value: float) -> dict[str, Any]:
-    low, high = target.get("at_least", value), target.get("at_most", value)
     bound = f">= {target['at_least']}" if "at_least" in target else f"<= {target['at_most']}"
     return {
         "id": target["id"],
         "figure": target["figure"],
         "measured": value,
         "target": f"{bound} {target['unit']}".strip(),
-        "met": "yes" if low <= value <= high else "no",
+        "met": harness.verdict({"measured": value}, target),
     }
 
 

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,6 +26,7 @@ from benchmarks.network import INTERFACE, Network
 from tf_hips.comm.launch import local_rank_environments, rank_environments
 
 DEADLINE_S = 180.0  # of one command
+TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
 class Job:
@@ -103,6 +104,23 @@ class Job:
         return json.loads(line)
 
 
+def spread(processors: Sequence[int], topology: Path = TOPOLOGY) -> list[int]:
+    """The same processors, first one of each physical core, then those that share a core with one.
+
+    Args:
+        processors: numbers of logical ones.
+        topology: where the system tells of all; a processor that it does not tell of has its own.
+    """
+    of_core: dict[str, int] = {}
+    turns = []
+    for processor in processors:
+        path = topology / f"cpu{processor}/topology/thread_siblings_list"
+        core = path.read_text(encoding="ascii").strip() if path.is_file() else f"{processor}"
+        turns.append((of_core.get(core, 0), processor))
+        of_core[core] = of_core.get(core, 0) + 1
+    return [processor for _, processor in sorted(turns)]
+
+
 @contextlib.contextmanager
 def job(
     num_ranks: int,
@@ -150,7 +168,7 @@ def job(
         stack.callback(made.end)
         # A core for each rank, as on machines of their own: where ranks move about, they and their
         # many threads are in each other's way, differently in each block.
-        cores: list[int | None] = [*sorted(os.sched_getaffinity(0))]
+        cores: list[int | None] = [*spread(sorted(os.sched_getaffinity(0)))]
         if num_ranks == 1 or num_ranks > len(cores):
             cores = [None] * num_ranks
         for rank, environment in enumerate(environments):

@@ -16,14 +16,15 @@ All variants of a comparison alternate in short blocks, in another order in each
 that do not run stand still. What else runs on a machine only ever adds to a step, so a block's time
 is the lower quartile of its steps without the first one. A machine's pace changes over minutes, so
 a result is the median of the rounds' ratios, with an interval that holds nine tenths of what other
-choices of the same rounds give (bootstrap). Rounds go on until the interval of a step of the `cnn`
-is narrow, or the time is over. Models, weights, batches and optimizer (Adam) are the same, and so
-must what was trained be at the end, bit for bit.
+choices of the same rounds give (bootstrap); the times beside it are medians of the rounds, too, and
+their ratio need not be the same. Rounds go on until the interval of a step of the `cnn` is narrow,
+or the time is over. Models, weights, batches and optimizer (Adam) are the same, and so must what
+was trained be at the end, bit for bit.
 
 Targets stand for the `cnn` (0.6 million weights, batch 16); the `mlp` (7 thousand weights, batch
 32), where nearly all is overhead, and the `transformer` (one block, 0.2 million weights, batch 16)
-are told beside it. A ratio whose interval is wider than `NOISE` and holds its target is no
-measurement: the target is not met, and nothing is stored.
+are told beside it. A figure whose interval holds its target is "noisy", and not met; if that of a
+ratio is wider than `NOISE` as well, the machine was busy, and nothing is stored.
 """
 
 import argparse
@@ -78,7 +79,7 @@ class Ratio:
     """Ours over a baseline's.
 
     Attributes:
-        ours: seconds in a good round, the lower quartile of all.
+        ours: seconds, the median of the rounds.
         baseline: its.
         low: lower end of the interval of their ratio.
         middle: their ratio.
@@ -123,15 +124,15 @@ def main() -> int:
     rows = [with_target(row) for row in rows]
     note = (
         f"{time.monotonic() - began:.0f} s. Medians of the rounds' ratios, with 90 % intervals; "
-        "`cpu` is the same of the processors' time. Times: lower quartiles of the rounds. "
+        "`cpu` is the same of the processors' time. Times: medians of the rounds. "
         "Baselines: see the head of `benchmarks/keras_overhead.py`."
     )
-    is_noisy = any(row["met"] == "noisy" for row in rows)
-    if is_complete and not is_noisy:
+    is_busy = any(row["met"] == "noisy" and was_busy(row) for row in rows)
+    if is_complete and not is_busy:
         harness.write("keras", rows, command="make bench-keras", note=note)
     else:
         harness.show("keras (not stored)", rows)
-    if is_noisy:
+    if is_busy:
         print("bench-keras: the machine was too busy to measure; nothing is stored")
     bound = [row for row in rows if row["target"]]
     num_met = sum(row["met"] == "yes" for row in bound)
@@ -159,10 +160,10 @@ def imports() -> list[dict[str, Any]]:
         return _row(
             name,
             figure,
-            round(median[measured], 3),
+            median[measured],
             ours=f"{before + median[measured]:.2f} s",
             baseline=f"{before:.2f} s",
-            interval=_range(*_quartiles(values)[::2]),
+            interval=harness.interval_text(values),
         )
 
     return [
@@ -300,8 +301,8 @@ def _ratio(ours: Rounds, baseline: Rounds, our_cpu: Rounds, its_cpu: Rounds, tit
     chosen = np.random.default_rng(0).integers(len(ratios), size=(BOOTSTRAPS, len(ratios)))
     low, high = np.quantile(np.median(ratios[chosen], axis=1), [0.05, 0.95])
     return Ratio(
-        float(np.quantile(mine, 0.25)),
-        float(np.quantile(its, 0.25)),
+        float(np.median(mine)),
+        float(np.median(its)),
         float(low),
         float(np.median(ratios)),
         float(high),
@@ -311,16 +312,11 @@ def _ratio(ours: Rounds, baseline: Rounds, our_cpu: Rounds, its_cpu: Rounds, tit
     )
 
 
-def _quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-    return low, middle, high
-
-
 def _say(model: str, what: str, ratio: Ratio) -> None:
     """A run takes minutes: whoever waits sees it move."""
     print(
         f"{model} {what}: {_ms(ratio.ours)} over {_ms(ratio.baseline)} ({ratio.title}): "
-        f"{ratio.middle:.3f} [{_range(ratio.low, ratio.high)}], cpu {ratio.cpu:.3f}, "
+        f"{ratio.middle:.3f} [{harness.between(ratio.low, ratio.high)}], cpu {ratio.cpu:.3f}, "
         f"{ratio.rounds} rounds",
         flush=True,
     )
@@ -330,10 +326,10 @@ def _of_ratio(name: str, model: str, what: str, ratio: Ratio) -> dict[str, Any]:
     return _row(
         name,
         f"{model}: {what}",
-        round(ratio.middle, 3),
+        ratio.middle,
         ours=_ms(ratio.ours),
         baseline=f"{_ms(ratio.baseline)} {ratio.title}",
-        interval=_range(ratio.low, ratio.high),
+        interval=harness.between(ratio.low, ratio.high),
         overhead=_ms(ratio.ours - ratio.baseline),
         cpu=f"{ratio.cpu:.2f}",
     )
@@ -368,18 +364,16 @@ def with_target(row: dict[str, Any]) -> dict[str, Any]:
     targets = tomllib.loads(path.read_text(encoding="utf-8"))["target"]
     for target in targets:
         if target["id"] == row["id"]:
-            low, high = (float(value) for value in row["interval"].split(" - "))
-            met = "yes" if row["measured"] <= target["at_most"] else "no"
-            kind = "trace" if "-trace-" in row["id"] else "step"
-            is_wide = target["unit"] == "x" and high - low > NOISE[kind]
-            if is_wide and low <= target["at_most"] < high:
-                met = "noisy"
+            met = harness.verdict(row, target)
             return {**row, "target": f"<= {target['at_most']} {target['unit']}", "met": met}
     return {**row, "target": "", "met": ""}
 
 
-def _range(low: float, high: float) -> str:
-    return f"{low:.3f} - {high:.3f}"
+def was_busy(row: dict[str, Any]) -> bool:
+    """Whether the interval of a ratio is as wide as on a machine that did something else, too."""
+    low, high = (float(value) for value in row["interval"].split(" - "))
+    kind = next((kind for kind in NOISE if f"-{kind}-" in row["id"]), None)
+    return kind is not None and high - low > NOISE[kind]
 
 
 def _ms(seconds: float) -> str:

@@ -69,6 +69,8 @@ def main() -> int:
     parser.add_argument("--dry-run", action="store_true", help="nothing is stored")
     closing.add_update(parser)
     arguments = parser.parse_args()
+    if arguments.update:
+        closing.stored("loops")
     began = time.monotonic()
     rows: list[Row] = []
     failed: list[str] = []

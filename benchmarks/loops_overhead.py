@@ -4,14 +4,15 @@
 The models, blocks and rounds are those of `make bench-keras` (see `keras_overhead`): one worker
 under `FedAvg`, and `fit` of plain Keras in a process that never imports tf_hips, take turns in
 short blocks. A block's time is the lower quartile of its steps, so the few that end in a meeting do
-not count; both must end with the same weights, bit for bit. Meetings are timed by themselves: one
-worker with itself, the outer Nesterov step and the averages' look at the model included.
+not count, and what is told is the median over the blocks; both must end with the same weights, bit
+for bit. Meetings are timed by themselves: one worker with itself, the outer Nesterov step and the
+averages' look at the model included.
 """
 
 import statistics
 from collections.abc import Iterator
 
-from benchmarks import collectives_jobs, keras_overhead
+from benchmarks import collectives_jobs, harness, keras_overhead
 from benchmarks.collectives_jobs import Row
 from benchmarks.jobs import job
 
@@ -35,7 +36,7 @@ def measured(models: tuple[str, ...], rounds: int) -> Iterator[Row]:
                 f"{model}, local step of {ratio.ours * 1e3:.2f} ms",
                 ratio.middle,
                 "x",
-                interval=f"{ratio.low:.3f} - {ratio.high:.3f}",
+                interval=harness.between(ratio.low, ratio.high),
                 against=f"plain Keras, {ratio.baseline * 1e3:.2f} ms",
                 about="loops-overhead-step" if model == BOUND else "",
             )

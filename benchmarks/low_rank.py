@@ -5,7 +5,7 @@ Gradients have the shapes of a CNN (VGG-11 for 32 x 32 pictures) and of an MLP (
 2048). Two ranks on one machine have the fastest link there is, so this is what PowerSGD costs at
 worst; what it saves is bytes. The ways take turns in one loop. Start it alone on the machine:
 
-    python -m benchmarks.low_rank [--dry-run]        --dry-run stores nothing
+    make bench-low-rank [ARGS=--dry-run]        --dry-run stores nothing
 """
 
 import json
@@ -57,7 +57,7 @@ def main() -> int:
     harness.write(
         "low_rank",
         rows,
-        command="python -m benchmarks.low_rank",
+        command="make bench-low-rank",
         note=f"Milliseconds of one sum of all gradients over {RANKS} ranks of one machine, one "
         f"thread each: {ROUNDS} rounds after {WARM_UP} to warm up, in each of which all ways take "
         "their turn. KiB: what one rank gives for its gradients (`Compressor.wire_bytes_of`).",

@@ -67,6 +67,8 @@ def main() -> int:
     parser.add_argument("--dry-run", action="store_true", help="nothing is stored")
     closing.add_update(parser)
     arguments = parser.parse_args()
+    if arguments.update:
+        closing.stored("ps")
     chosen = arguments.only or list(PARTS)
     if (why := why_not()) and any(part in NEED_ROOT for part in chosen):
         print(f"bench-ps: {why}")

@@ -7,7 +7,7 @@ count: dense; HiPS's 2-bit as HiPS has it (the way up only, dense down); ours, T
 both ways with feedback at both ends. onebit stands beside them: on a layer of a million weights its
 two means per chunk take more steps than the bits save, so what it costs in the end is looked at
 after twice as many steps, beside dense of as many (part `longer`). SGD with momentum and cosine
-decay, at the learning rate that was best of a grid for dense, for ours and for onebit.
+decay, at one learning rate for all ways; it was chosen by hand, and no command looks for a better.
 
 Every rate moves the same bits, so the weights after a step are the same at every rate, and what a
 rate changes is the time of a step. So a way is trained once, on loopback, for the steps that it

@@ -40,13 +40,12 @@ def aggregation(options: Options) -> Iterator[Row]:
                 found = process.hear()
             finally:
                 process.end()
-        low, high = harness.interval(found["stored"])
         yield row(
             "aggregation",
             f"{CHILDREN} children, {text}, through the store",
             found["median"]["stored"],
             "GB/s",
-            interval=f"{low:.3g} - {high:.3g}",
+            interval=harness.interval_text(found["stored"]),
             against=f"without looking for NaN {found['median']['kernel']:.3g}, "
             f"copy {found['median']['copy']:.3g}",
             about=f"ps-aggregation-{name}" if name in AGGREGATED else "",
@@ -65,7 +64,7 @@ def process(options: Options) -> Iterator[Row]:
         "from the start of the process until it listens, TLS, durable",
         statistics.median(seconds) if not has_tensorflow else float("inf"),
         "s",
-        interval=f"{min(seconds):.3g} - {max(seconds):.3g}",
+        interval=harness.interval_text(seconds),
         against="a process that maps TensorFlow counts as infinite",
         about="ps-start-seconds",
     )

@@ -5,7 +5,7 @@ import contextlib
 import statistics
 from collections.abc import Iterator
 
-from benchmarks import ps_flower, ps_processes
+from benchmarks import harness, ps_flower, ps_processes
 from benchmarks.collectives_jobs import Row, ratio_row, row
 from benchmarks.network import network
 from benchmarks.ps_options import ONEBIT, Options
@@ -45,7 +45,7 @@ def _beside(options: Options, part: str, text: str, mbit: int | None, about: str
     name = "fp32" if text == "fp32" else "onebit both ways"
     # The first round of each is a warm-up.
     for what, seconds in ((ps_flower.version(), theirs_s[1:]), (f"ours, {name}", ours_s[1:])):
-        interval = f"{min(seconds):.3g} - {max(seconds):.3g}"
+        interval = harness.interval_text(seconds)
         yield row(part, what, statistics.median(seconds), "s", link=link, interval=interval)
     ratios = [a / b for a, b in zip(theirs_s[1:], ours_s[1:], strict=True)]
     yield ratio_row(

@@ -52,6 +52,8 @@ from benchmarks.collectives_jobs import Row, ratio_row
 COMMAND = "make bench-robust"
 THREADS = 2
 ROUNDS = 9
+BYZFL_ROUNDS = 5  # at most
+SEEDS = robust_table.SEEDS  # of trainings, at most
 BLOCK_S = 0.05  # of calls one after the other, where the other one has threads of its own
 COUNTS = (5, 10, 15, 16, 23, 45, 100)
 LENGTHS = (100_000, 1_000_000, 10_000_000, 25_000_000)
@@ -101,9 +103,12 @@ def main() -> int:
     parser.add_argument("--dry-run", action="store_true", help="nothing is stored")
     closing.add_update(parser)
     arguments = parser.parse_args()
+    if arguments.update:
+        closing.stored("robust")
     # Read when the library makes its threads and when TensorFlow is imported.
     os.environ["TF_HIPS_NUM_THREADS"] = str(THREADS)
-    os.environ.update({"TF_NUM_INTRAOP_THREADS": str(THREADS), "TF_CPP_MIN_LOG_LEVEL": "2"})
+    of_tensorflow = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+    os.environ.update(dict.fromkeys(of_tensorflow, str(THREADS)), TF_CPP_MIN_LOG_LEVEL="2")
     is_full = os.environ.get("FULL", "") not in ("", "0")
     began = time.monotonic()
     rows: list[Row] = []
@@ -122,8 +127,8 @@ def main() -> int:
                 print(error, flush=True)
                 not_run += error.targets
     note = (
-        f"{time.monotonic() - began:.0f} s, {arguments.rounds} rounds, {THREADS} threads. What "
-        "the figures are: see the head of `benchmarks/robust.py`."
+        f"{time.monotonic() - began:.0f} s, {rounds_told(arguments.rounds)}, {THREADS} threads. "
+        "What the figures are: see the head of `benchmarks/robust.py`."
     )
     is_all = arguments.only is None or arguments.update
     is_complete = is_all and arguments.most is None and not arguments.dry_run
@@ -139,6 +144,12 @@ def main() -> int:
         not_run=not_run,
     )
     return 0
+
+
+def rounds_told(rounds: int) -> str:
+    """How often each part was measured."""
+    least = min(rounds, BYZFL_ROUNDS)
+    return f"{rounds} rounds (byzfl: {least}; accuracy and table: {min(rounds, SEEDS)} seeds)"
 
 
 def text_of(rule: str, n: int) -> str:
@@ -234,7 +245,9 @@ def byzfl(rounds: int, most: int) -> Iterator[Row]:
                     order = {"rule": rule, "n": n, "d": d, "f": f, "least_s": BLOCK_S}
                     ours = _ours(rule, rows)
                     ours(), ask(order)
-                    times = [(_of_block(ours), ask(order)) for _ in range(min(rounds, 5))]
+                    times = [
+                        (_of_block(ours), ask(order)) for _ in range(min(rounds, BYZFL_ROUNDS))
+                    ]
                     ratios = [theirs / mine for mine, theirs in times]
                     yield _row("byzfl", rule, n, d, ratios, times, "ByzFL")
 
@@ -244,11 +257,11 @@ PARTS: dict[str, Callable[[int, int], Iterator[Row]]] = {
     "sort": sort,
     "byzfl": byzfl,
     "step": lambda rounds, _: itertools.chain.from_iterable(
-        robust_step.measured(min(rounds, 9), ranks) for ranks in (robust_step.RANKS, 2)
+        robust_step.measured(min(rounds, ROUNDS), ranks) for ranks in (robust_step.RANKS, 2)
     ),
     "server": lambda rounds, _: robust_server.measured(min(rounds, robust_server.ROUNDS)),
     "votes": lambda *_: robust_votes.measured(),
-    "accuracy": lambda rounds, _: robust_accuracy.measured(min(rounds, 3)),
+    "accuracy": lambda rounds, _: robust_accuracy.measured(min(rounds, SEEDS)),
     "table": lambda rounds, _: robust_table.measured(min(rounds, robust_table.SEEDS)),
 }
 

@@ -11,9 +11,10 @@ has come, so what goes down no longer goes beside what comes up (decision 0037).
 
 import contextlib
 import dataclasses
+import statistics
 from collections.abc import Iterator
 
-from benchmarks import network, ps_processes
+from benchmarks import closing, harness, ps_processes
 from benchmarks.collectives_jobs import Row, link_of, ratio_row, row
 
 MBIT = 1000
@@ -51,22 +52,21 @@ CASES = (
 
 
 def measured(rounds: int = ROUNDS) -> Iterator[Row]:
-    """Rounds of rules over rounds of a mean, side by side; none without a network.
+    """Rounds of rules over rounds of a mean, side by side.
 
     Args:
         rounds: of each.
+
+    Raises:
+        NotRunError: there can be no network here.
     """
-    if why := network.why_not():
-        print(f"bench-robust: {why}")
-        return
     for case in CASES:
         mean_s, rule_s = _rounds(case, rounds)
         what = f"{case.children} children at a server, {4 * case.elements / 1e6:.3g} MB each"
         for name, seconds in (("mean", mean_s), (case.rule, rule_s)):
-            middle = sorted(seconds)[len(seconds) // 2]
             yield row(
-                "server", f"{what}: {name}", middle, "s", link=link_of(MBIT),
-                interval=f"{min(seconds):.3g} - {max(seconds):.3g}",
+                "server", f"{what}: {name}", statistics.median(seconds), "s", link=link_of(MBIT),
+                interval=harness.interval_text(seconds),
             )  # fmt: skip
         yield ratio_row(
             "server",
@@ -83,7 +83,10 @@ def _rounds(case: Case, rounds: int) -> tuple[list[float], list[float]]:
     shapes = [[case.elements // TENSORS]] * TENSORS
     found: tuple[list[float], list[float]] = [], []
     with contextlib.ExitStack() as stack:
-        net = stack.enter_context(network.network(case.children + 1))
+        about = (COORDINATES, WHOLE)
+        net = stack.enter_context(
+            closing.network_of(case.children + 1, "rounds of a server", about)
+        )
         runs = []
         for rule in ("mean", case.rule):
             options = ("--rule", rule)

@@ -15,7 +15,7 @@ import contextlib
 import itertools
 from collections.abc import Iterator
 
-from benchmarks import network
+from benchmarks import closing
 from benchmarks.collectives_jobs import (
     SETTINGS,
     Bench,
@@ -41,18 +41,18 @@ TWO_RULES = ("median", "geometric_median")
 
 
 def measured(rounds: int, ranks: int = RANKS, scale: int = 1) -> Iterator[Row]:
-    """Steps of rules over steps of a mean, side by side; none without a network.
+    """Steps of rules over steps of a mean, side by side.
 
     Args:
         rounds: of each.
         ranks: hosts.
         scale: the model is that many times narrower; then the figures are of no target.
+
+    Raises:
+        NotRunError: there can be no network here.
     """
-    if why := network.why_not():
-        print(f"bench-robust: {why}")
-        return
     with contextlib.ExitStack() as stack:
-        net = stack.enter_context(network.network(ranks))
+        net = stack.enter_context(closing.network_of(ranks, "steps over ranks", (TARGET,)))
         options = Options(ranks=ranks, rounds=rounds, scale=scale)
         started = job(ranks, module=WORKER, threads=1, settings=SETTINGS, network=net)
         bench = Bench(options, {True: stack.enter_context(started)}, net)

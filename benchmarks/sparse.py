@@ -2,7 +2,9 @@
 """One step of a large embedding on two ranks: its gradient as rows, and as a table.
 
 Both ways go through `CompressedRing`; for the table the gradient is made dense before the optimizer
-gets it. Start it alone on the machine: `python -m benchmarks.sparse`.
+gets it. Start it alone on the machine:
+
+    make bench-sparse [ARGS=--dry-run]        --dry-run stores nothing
 """
 
 import json
@@ -17,15 +19,18 @@ RANKS = 2
 
 def main() -> int:
     """Starts the ranks, or is one of them."""
-    if len(sys.argv) > 1:
+    if "rank" in sys.argv[1:]:
         return _rank()
     rows = harness.on_ranks("benchmarks.sparse", RANKS)
     if rows is None:
         return 1
+    if "--dry-run" in sys.argv[1:]:
+        harness.show("sparse", rows)
+        return 0
     harness.write(
         "sparse",
         rows,
-        command="python -m benchmarks.sparse",
+        command="make bench-sparse",
         note=f"Milliseconds of one step (9 after 2 to warm up): a table of {SHAPE[0]} x {SHAPE[1]} "
         f"float32, {ROWS} lookups on each of {RANKS} ranks of one machine, one thread each.",
     )

@@ -16,9 +16,11 @@ def row(measured: float, interval: str, name: str = "keras-cnn-step-1-worker") -
 @pytest.mark.parametrize(
     ("measured", "interval", "met"),
     [
-        (1.03, "1.020 - 1.040", "yes"),
+        (1.03, "1.020 - 1.030", "yes"),
         (1.02, "0.990 - 1.045", "noisy"),
-        (1.031, "1.020 - 1.040", "no"),
+        # However narrow, an interval on both sides of the target does not tell.
+        (1.03, "1.029 - 1.031", "noisy"),
+        (1.0301, "1.030 - 1.040", "no"),
         # A busy machine can show anything, a good figure too: neither is a measurement.
         (0.723, "0.327 - 1.056", "noisy"),
         (1.2, "1.000 - 1.500", "noisy"),
@@ -28,9 +30,16 @@ def test_a_target_is_met_by_measurements_only(measured: float, interval: str, me
     assert keras_overhead.with_target(row(measured, interval))["met"] == met
 
 
-def test_seconds_have_no_noise_limit_and_other_rows_no_target() -> None:
+def test_only_a_wide_ratio_says_that_the_machine_was_busy() -> None:
+    assert keras_overhead.was_busy(row(1.02, "0.990 - 1.045"))
+    assert not keras_overhead.was_busy(row(1.03, "1.020 - 1.040"))
+    assert not keras_overhead.was_busy(row(1.4, "1.350 - 1.490", "keras-cnn-trace-1-worker"))
+    assert not keras_overhead.was_busy(row(0.29, "0.100 - 0.900", "keras-import-seconds"))
+
+
+def test_seconds_have_a_target_and_other_rows_none() -> None:
     name = "keras-import-seconds"
-    assert keras_overhead.with_target(row(0.29, "0.100 - 0.900", name))["met"] == "yes"
+    assert keras_overhead.with_target(row(0.29, "0.100 - 0.299", name))["met"] == "yes"
     assert keras_overhead.with_target(row(0.31, "0.310 - 0.310", name))["met"] == "no"
     other = keras_overhead.with_target(row(9.0, "9.000 - 9.000", "keras-mlp-step-1-worker"))
     assert (other["target"], other["met"]) == ("", "")
@@ -51,6 +60,8 @@ def test_what_else_runs_does_not_count() -> None:
     ours = [[11 * MS * pace, 11 * MS * pace, 40 * MS, 70 * MS] for pace in (1, 2) * 20]
     baseline = [[10 * MS * pace, 10 * MS * pace, 20 * MS, 90 * MS] for pace in (1, 2) * 20]
     ratio = keras_overhead._ratio(ours, baseline, baseline, ours, "plain")
+    # Times are medians, as the ratio is.
+    assert (ratio.ours, ratio.baseline) == (pytest.approx(16.5 * MS), pytest.approx(15 * MS))
     assert ratio.middle == pytest.approx(1.1)
     assert ratio.low == pytest.approx(1.1)
     assert ratio.high == pytest.approx(1.1)

@@ -46,7 +46,7 @@ def test_every_target_is_about_something_that_is_measured() -> None:
 def test_targets_are_those_of_the_command() -> None:
     rows = closing.targets([], ps.COMMAND)
     assert len(rows) == 15
-    assert {row["met"] for row in rows} == {"no"}
+    assert {row["met"] for row in rows} == {closing.NOT_MEASURED}
     assert not {row["id"] for row in rows} & {
         row["id"] for row in closing.targets([], collectives.COMMAND)
     }

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `make bench-robust` measures, and that each of its targets is about a figure."""
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
 import tomllib
@@ -51,9 +53,35 @@ def test_every_target_is_about_something_that_is_measured() -> None:
     assert known == measured - {""} | of_digits | others
 
 
+def test_a_figure_says_how_long_its_rows_are() -> None:
+    parts = {
+        robust.about(part, rule, n, 10**8): part
+        for part in robust.LEAST_LENGTH
+        for rule in robust.RULES
+        for n in robust.COUNTS
+    }
+    told = {one["id"]: one["figure"] for one in TARGETS["target"] if one["id"] in parts}
+    assert told.keys() == parts.keys() - {""}
+    for name, figure in told.items():
+        least = f"{robust.LEAST_LENGTH[parts[name]]:.0e}".replace("e+0", "e")
+        assert f"d >= {least}" in figure, name
+
+
 def test_rules_of_steps_bear_the_ranks_that_there_are() -> None:
     for rule in (*robust_step.RULES, *robust_step.ONEBIT_RULES):
         robust_rows.check(rules.parse(rule), robust_step.RANKS)
+
+
+def test_the_note_tells_the_rounds_of_each_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert robust.rounds_told(9) == "9 rounds (byzfl: 5; accuracy and table: 3 seeds)"
+    assert robust.rounds_told(3) == "3 rounds (byzfl: 3; accuracy and table: 3 seeds)"
+    asked: list[int] = []
+    monkeypatch.setattr(robust, "_interpreter", lambda: Path(sys.executable))
+    monkeypatch.setattr(robust, "_byzfl", lambda _: contextlib.nullcontext(lambda o: o["least_s"]))
+    monkeypatch.setattr(robust, "_ours", lambda *_: lambda: None)
+    monkeypatch.setattr(robust, "_of_block", lambda _: asked.append(1) or 1.0)
+    shown = list(robust.byzfl(9, 15 * 100_000))
+    assert len(asked) == 5 * len(shown) > 0
 
 
 def test_the_worst_figure_counts() -> None:
@@ -68,7 +96,7 @@ def test_the_worst_figure_counts() -> None:
     assert found["id"] == "robust-median"
     assert found["target"] == "<= 1.3 x"
     others = closing.targets([], robust.COMMAND)
-    assert {row["met"] for row in others} == {"no"}
+    assert {row["met"] for row in others} == {closing.NOT_MEASURED}
 
 
 @pytest.mark.parametrize("n", robust.COUNTS)
@@ -93,7 +121,8 @@ def test_a_small_run_prints_and_stores_nothing() -> None:
     assert done.returncode == 0, done.stderr
     assert "nothing is stored" in done.stdout
     targets = sum(one["command"] == robust.COMMAND for one in TARGETS["target"])
-    assert done.stdout.splitlines()[-1] == f"bench-robust: 0 of {targets} targets met"
+    last = f"bench-robust: 0 of {targets} targets met, {targets} not measured"
+    assert done.stdout.splitlines()[-1] == last
     assert set(harness.RESULTS.iterdir()) == before
 
 
@@ -136,14 +165,16 @@ def test_byzfl_that_cannot_be_installed_is_not_run(
 
     monkeypatch.setattr(robust, "_interpreter", refused)
     monkeypatch.setattr(sys, "argv", ["robust", "--only", "byzfl", "--dry-run"])
-    for name in ("TF_HIPS_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_CPP_MIN_LOG_LEVEL"):
-        monkeypatch.setenv(name, "2")
+    of_tensorflow = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "TF_CPP_MIN_LOG_LEVEL")
+    for name in ("TF_HIPS_NUM_THREADS", *of_tensorflow):
+        monkeypatch.setenv(name, "7")
     assert robust.main() == 0
+    assert os.environ["TF_NUM_INTRAOP_THREADS"] == os.environ["TF_NUM_INTEROP_THREADS"] == "2"
     said = capsys.readouterr().out
     assert "ByzFL: not run (`pip install` must succeed. Received: no network)" in said
     last = said.splitlines()[-1]
     assert last.startswith("bench-robust: 0 of ")
-    assert last.endswith(" targets met, 2 not run")
+    assert " targets met, 2 not run, " in last
     ids = {row["id"] for row in TARGETS["target"]}
     assert {*robust.BYZFL_TARGETS} < ids
 
