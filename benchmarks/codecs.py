@@ -39,7 +39,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import codecs_peers, harness
+from benchmarks import closing, codecs_peers, harness
 from benchmarks.codecs_bound import TOO_LOW, Bound, Streams, build_helper
 
 THREADS = 2
@@ -62,6 +62,14 @@ _LINE = 16  # floats
 _MERGED = ("onebit",)
 
 Row = dict[str, Any]
+
+BUSY = "too busy"
+# Why nothing is stored.
+_WHYS = {
+    BUSY: "the machine was too busy to tell of",
+    TOO_LOW: "codecs are faster than what bounds them",
+    closing.NOT_MEASURED: "not measured",
+}
 
 # Columns of the two tables that are printed.
 _FIGURES = ("codec", "what", "measured", "unit", "interval", "GB/s", "against", "met")
@@ -93,15 +101,13 @@ def main() -> int:
         "are medians of the rounds; what they are of: see the head of `benchmarks/codecs.py`."
     )
     bound = [row for row in rows if row["target"]]
-    is_noisy = any(row["met"] == "noisy" for row in bound)
-    if is_noisy:
-        print("bench-codecs: the machine was too busy to measure")
-    beaten = [row["id"] for row in bound if row["met"] == TOO_LOW]
-    if beaten:
-        print(f"bench-codecs: codecs are faster than what bounds them: {', '.join(beaten)}")
+    for why, text in _WHYS.items():
+        if ids := [row["id"] for row in bound if row["met"] == why]:
+            print(f"bench-codecs: {text}: {', '.join(ids)}")
+    is_known = all(row["met"] not in _WHYS for row in bound)
     harness.show("codecs", [_only(row, _FIGURES) for row in rows if not row["target"]])
     harness.show("targets", [_only(row, _TARGETS) for row in bound])
-    if is_complete and not is_noisy and not beaten:
+    if is_complete and is_known:
         command = "make bench-codecs"
         harness.write("codecs", rows, command=command, note=note, is_shown=False, by_vectors=True)
     else:
@@ -117,12 +123,12 @@ def _only(row: Row, columns: Sequence[str]) -> Row:
     return {**shown, "codec": row["codec"].split("(")[0]} if "id" in columns else shown
 
 
-def _row(codec: str, what: str, ratio: float, unit: str, **more: Any) -> Row:
+def _row(codec: str, what: str, ratio: float | None, unit: str, **more: Any) -> Row:
     return {
         "id": "",
         "codec": codec,
         "what": what,
-        "measured": round(ratio, 3),
+        "measured": ratio,
         "unit": unit,
         "interval": "",
         "GB/s": "",
@@ -369,16 +375,16 @@ def _targets(rows: list[Row]) -> list[Row]:
         limit = target["at_least"] if is_least else target["at_most"]
         sign = ">=" if is_least else "<="
         if not figures:
-            row = _row("", "not measured", 0.0, target["unit"])
-            row["met"] = "no"
+            row = _row("", closing.NOT_MEASURED, None, target["unit"])
+            row["met"] = closing.NOT_MEASURED
         else:
             worst = (min if is_least else max)(figures, key=lambda row: row["measured"])
-            row = {**worst, "unit": target["unit"]}
-            is_met = worst["measured"] >= limit if is_least else worst["measured"] <= limit
-            row["met"] = "noisy" if harness.is_noisy(worst, limit) else "yes" if is_met else "no"
-            # What the codec's other operations are worth is not known then.
-            if is_met and any(one["met"] == TOO_LOW for one in figures):
-                row["met"] = TOO_LOW
+            met = harness.verdict(worst, target)
+            if harness.is_noisy(worst, limit):
+                met = BUSY
+            elif met != "no" and any(one["met"] == TOO_LOW for one in figures):
+                met = TOO_LOW  # what the codec's other operations are worth is not known then
+            row = {**worst, "unit": target["unit"], "met": met}
         found.append({**row, "id": target["id"], "target": f"{sign} {limit} {target['unit']}"})
     return found
 
