@@ -71,18 +71,18 @@ class OverlappedSum:
                 f"error feedback. Received: compression={up.text}, downlink={down.text}"
             )
         self._up, self._down = up.of_size(size), down.of_size(size)
-        self._seed = derive_seed(strategy._run.seed, f"party/{strategy._run.uplink.site}")
+        self._seed = derive_seed(strategy.config.seed, f"party/{strategy.config.uplink.site}")
         with loan.whole():
-            with strategy._state.new_list(variables):
-                self._step = strategy._make_variable(tf.constant(0, tf.int64), "step")
+            with strategy.state.new_list(variables):
+                self._step = strategy.make_variable(tf.constant(0, tf.int64), "step")
                 keeps = self._up.has_state and primitives.rank() == 0
                 self._kept = [
-                    strategy._make_variable(
+                    strategy.make_variable(
                         tf.zeros(up.state_shape([size])), f"uplink_residual_{kind}"
                     )
                     for kind in range(num_kinds if keeps else 0)
                 ]
-            self._step.assign(strategy._welcome.round)
+            self._step.assign(strategy.welcome.round)
             strategy._begin_sum(_Sum([vector], self._step))
         loan.round_step = self._step
         self._thread: threading.Thread | None = None
@@ -116,7 +116,7 @@ class OverlappedSum:
         self._next = (kind, news)
         number, packets = int(self._step.numpy()), packet.numpy()
         connection = self._strategy._connected()
-        rule = self._strategy._rule
+        rule = self._strategy.rule
         said = weight if rule is not None and rule.is_mean else None
 
         def exchange() -> None:
@@ -158,8 +158,8 @@ class OverlappedSum:
         num_bytes = self._down.wire_bytes(self._size)
         try:
             with self._loan.whole(), tf.device("/cpu:0"):
-                [reply] = strategy._failures.translated(strategy._turns)(
-                    lambda: [from_rank_0(wait, [], num_bytes, self._label, strategy._failures)],
+                [reply] = strategy.failures.translated(strategy._turns)(
+                    lambda: [from_rank_0(wait, [], num_bytes, self._label, strategy.failures)],
                     self._label,
                 )
         finally:
