@@ -1,10 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """A strategy with a connection to a server: what moves over it."""
 
+import time
+from contextlib import AbstractContextManager
+
+import numpy as np
+
+from tf_hips.comm import watchdog
 from tf_hips.errors import ProtocolError
 from tf_hips.ps.shards import Connection
 from tf_hips.ps.welcome import Welcome
 from tf_hips.strategies.grouped import GroupedStrategy
+
+
+def waiting_for_round() -> AbstractContextManager[None]:
+    """While this rank waits for the other parties: the server says when one of them is too late."""
+    return watchdog.doing("a round with the other parties", has_deadline=True)
 
 
 class ConnectedStrategy(GroupedStrategy):
@@ -13,6 +24,7 @@ class ConnectedStrategy(GroupedStrategy):
     _bytes = (0, 0)
     _num_gathers = 0
     _gathered_bytes = 0
+    _seconds_in_rounds = 0.0
     _is_resumed = False  # this process has taken over where its backup was made
 
     def _together(self) -> Welcome | None:
@@ -29,6 +41,21 @@ class ConnectedStrategy(GroupedStrategy):
         if self.client is None:
             raise ProtocolError("Only rank 0 of a party with an uplink counts bytes.")
         return self.client
+
+    def _send(
+        self, number: int, packets: np.ndarray, weight: float | None
+    ) -> tuple[np.ndarray, float]:
+        """What a round brings down, and its seconds; a thread that has the uplink may call it."""
+        client, began = self._connected(), time.monotonic()
+        merged = client.exchange(number, packets, weight)
+        return merged, time.monotonic() - began
+
+    def _note_round(self, number: int, seconds: float) -> None:
+        """A round is over: counts it."""
+        self._seconds_in_rounds += seconds
+        self._open_round(number + 1)
+        sent, received = self._new_bytes()
+        self.write_event("round", round=number, sent=sent, received=received, seconds=seconds)
 
     def _read_bytes(self) -> tuple[int, int]:
         count = self._connected_or_closing().wire_bytes()

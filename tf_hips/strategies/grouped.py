@@ -9,6 +9,7 @@ import tensorflow as tf
 from tf_hips import log
 from tf_hips.comm import primitives
 from tf_hips.errors import ProtocolError
+from tf_hips.ops.native import derive_seed
 from tf_hips.ps.seat_client import SeatClient
 from tf_hips.ps.shards import Connection
 from tf_hips.ps.welcome import Welcome
@@ -78,9 +79,12 @@ class GroupedStrategy(PartyStrategy):
             raise
 
     @property
-    def _codec_seed(self) -> Callable[[tf.Tensor], tf.Tensor] | None:
-        """What says the seed of this party's packets in a round; None: it is its own."""
-        return self.groups.sampling_seed if self.groups is not None else None
+    def _codec_seed(self) -> int | Callable[[tf.Tensor], tf.Tensor]:
+        """The seed of this party's packets, or what says it for a round where a group shares it."""
+        if self.groups is not None:
+            return self.groups.sampling_seed
+        site = self.config.uplink.site if self.config.uplink else ""
+        return derive_seed(self.config.seed, f"party/{site}")
 
     def _open_round(self, number: int) -> None:
         """Round `number` is the next one."""

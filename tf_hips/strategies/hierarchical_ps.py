@@ -48,7 +48,6 @@ from tf_hips.ops.compressor import (
     parse,
     resolve,
 )
-from tf_hips.ops.native import derive_seed
 from tf_hips.ps import exits
 from tf_hips.ps import rules as update_rules
 from tf_hips.ps.rules import UpdateRule
@@ -59,7 +58,7 @@ from tf_hips.strategies import lying
 from tf_hips.strategies.agreeing import as_text, doubted, from_texts
 from tf_hips.strategies.backups import PartyBackups
 from tf_hips.strategies.chosen import chosen_compression, chosen_intra
-from tf_hips.strategies.connected import ConnectedStrategy
+from tf_hips.strategies.connected import ConnectedStrategy, waiting_for_round
 from tf_hips.strategies.gradients import Gradient, GradientSum, Summing
 from tf_hips.strategies.in_party import InParty
 from tf_hips.strategies.loan import WORKER
@@ -187,7 +186,6 @@ class HierarchicalPS(ConnectedStrategy):
         if any(codec.for_sums != codec for codec in codecs):
             check_for_sums(self._up)
         self._statistics: dict[tuple[str, ...], Statistics] = {}
-        self._seconds_in_rounds = 0.0
         super().__init__(nonfinite, config)
         if is_single and primitives.size() > 1:
             raise ValueError(
@@ -464,7 +462,7 @@ class HierarchicalPS(ConnectedStrategy):
             Way(
                 lying.exchanging(self, exchange, up, sizes),
                 len(self.welcome.parties) if self._together() is not None else 1,
-                self._codec_seed or derive_seed(self.config.seed, f"party/{site}"),
+                self._codec_seed,
                 self.failures,
                 self._may_withhold(),
             ),
@@ -518,19 +516,13 @@ class HierarchicalPS(ConnectedStrategy):
     def _exchange(
         self, withheld: Withheld, number: np.int64, packets: np.ndarray, spoilt: np.int64
     ) -> np.ndarray:
-        client = self._connected()
         weight = self._weight()
         if spoilt != NONE:
             weight = REFUSED_WEIGHT
             withheld(int(number), int(spoilt))
-        began = time.monotonic()
-        # It is the server that says when a party is too late.
-        with watchdog.doing("a round with the other parties", has_deadline=True):
-            merged = client.exchange(int(number), packets, weight)
-        self._seconds_in_rounds += (seconds := time.monotonic() - began)
-        self._open_round(int(number) + 1)
-        sent, received = self._new_bytes()
-        self.write_event("round", round=int(number), sent=sent, received=received, seconds=seconds)
+        with waiting_for_round():
+            merged, seconds = self._send(int(number), packets, weight)
+        self._note_round(int(number), seconds)
         return merged
 
     @property
