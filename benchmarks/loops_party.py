@@ -164,7 +164,7 @@ class Training:
         return bool(order["least_meetings"] or order["goal"]) and has_all and has_reached
 
     def _watch_meetings(self, model: Any, loop: Any, strategy: Any) -> None:
-        gather, meet = strategy._gather_objects, loop.meet
+        gather, meet = strategy.gather_objects, loop.meet
 
         def gathered(value: Any, label: str) -> Any:
             began = time.monotonic()
@@ -181,7 +181,7 @@ class Training:
             if self._judge is not None:
                 self._judge.look(at, len(self._meetings), model, is_last=ends)
 
-        strategy._gather_objects, loop.meet = gathered, met
+        strategy.gather_objects, loop.meet = gathered, met
 
 
 class Judge:

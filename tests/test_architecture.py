@@ -5,6 +5,7 @@ The import contracts stand in pyproject.toml; here they are kept, and each is se
 module that violates it is planted into a copy of the tree.
 """
 
+import ast
 import os
 import re
 import shutil
@@ -204,6 +205,61 @@ def test_what_scripts_use_of_other_modules_needs_one_import() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "worker class True PeerError True\n"
+
+
+def liberties(text: str) -> list[str]:
+    """Where a module takes a strategy for anything, or reads what is the strategy's own."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Attribute(value=owner, attr=name):
+                is_private = name.startswith("_") and not name.startswith("__")
+            case ast.Call(
+                func=ast.Name(id="getattr" | "hasattr"), args=[owner, ast.Constant(value=str()), *_]
+            ):
+                is_private = True
+            case ast.arg(arg=owner, annotation=ast.Name(id="Any")):
+                is_private = True
+            case ast.AnnAssign(target=owner, annotation=ast.Name(id="Any")):
+                is_private = True
+            case _:
+                continue
+        last = owner if isinstance(owner, str) else ast.unparse(owner)
+        if is_private and last.endswith("strategy"):
+            found.append(f"{node.lineno}: {ast.unparse(node)}")
+    return found
+
+
+def test_who_asks_a_strategy_asks_by_names_that_it_gives() -> None:
+    above = [
+        name
+        for name in SOURCE_FILES
+        if name.startswith("tf_hips/")
+        and name.endswith(".py")
+        and not name.startswith("tf_hips/strategies/")
+    ]
+    texts = {name: TEXTS[name].decode() for name in above}
+    asking = [name for name, text in texts.items() if "strategy." in text]
+    assert {"tf_hips/loops/engine.py", "tf_hips/callbacks/peers.py"} <= set(asking)
+    found = {name: liberties(text) for name, text in texts.items()}
+    assert not {name: lines for name, lines in found.items() if lines}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "x = strategy._rule",
+        "x = self._strategy._loan.level",
+        "way.strategy._events.listen(f)",
+        "x = getattr(strategy, '_welcome', None)",
+        "hasattr(self._strategy, 'sample_group')",
+        "def f(strategy: Any): pass",
+        "class Way:\n    strategy: Any",
+    ],
+)
+def test_a_liberty_is_seen(line: str) -> None:
+    assert len(liberties(line)) == 1
+    assert not liberties("def f(strategy: Party, *, model: Any): return strategy.rule.__class__")
 
 
 def lint(folder: Path) -> str:

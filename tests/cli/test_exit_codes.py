@@ -17,7 +17,7 @@ import tf_hips
 strategy = tf_hips.HierarchicalPS()
 if strategy.global_rank == 1:
     sys.exit("no more disk")
-strategy._gather_objects("x", "names")
+strategy.gather_objects("x", "names")
 """
 
 

@@ -92,7 +92,7 @@ y = x @ np.arange(8, dtype="float32")[:, None]
 y = y if strategy.global_rank != 4 else -100 * y
 rows = tf_hips.shard((x, y), batch_size=8)
 model.fit(rows, epochs=16, verbose=0)
-told = {"weights": model.get_weights()[0][:, 0].tolist(), "rule": strategy._rule.text}
+told = {"weights": model.get_weights()[0][:, 0].tolist(), "rule": strategy.rule.text}
 (pathlib.Path(sys.argv[1]) / f"{strategy.global_rank}.json").write_text(json.dumps(told))
 """
 

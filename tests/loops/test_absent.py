@@ -69,7 +69,7 @@ def test_statistics_stay_equal_where_all_that_have_a_share_go_absent():
     from tf_hips.loops.meeting import Meeting, Told
 
     strategy = types.SimpleNamespace(
-        _reduce_exactly=lambda values, is_mean: [tf.zeros_like(one) for one in values]
+        rule=None, reduce_exactly=lambda values, is_mean: [tf.zeros_like(one) for one in values]
     )
     loan = types.SimpleNamespace(has_server=False)
     exchange = Exchange(None, strategy, loan, None, has_milestone=False, averages_statistics=True)
@@ -92,8 +92,8 @@ def test_a_void_meeting_sends_nothing_and_goes_back():
 
     rule = rules.parse("median >> fedavg(1.0)")
     strategy = types.SimpleNamespace(
-        _rule=rule,
-        _reduce_exactly=lambda values, is_mean: pytest.fail("nothing may be summed"),
+        rule=rule,
+        reduce_exactly=lambda values, is_mean: pytest.fail("nothing may be summed"),
     )
     loan = types.SimpleNamespace(has_server=True)
     exchange = Exchange(None, strategy, loan, None, has_milestone=False, averages_statistics=True)
@@ -118,7 +118,7 @@ def test_whose_weights_are_taken_is_the_same_in_all_parties_of_a_tree(bears_liar
     from tf_hips.ps import rules
 
     welcome = types.SimpleNamespace(bears_liars=bears_liars, robust=None)
-    strategy = types.SimpleNamespace(_rule=rules.parse("mean"), _welcome=welcome)
+    strategy = types.SimpleNamespace(rule=rules.parse("mean"), welcome=welcome, is_robust=False)
     loan = types.SimpleNamespace(has_server=True)
     exchange = Exchange(None, strategy, loan, None, has_milestone=False, averages_statistics=True)
     assert exchange._bears_liars() == bears_liars

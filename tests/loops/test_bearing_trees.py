@@ -89,7 +89,7 @@ def test_a_quorum_counts_where_it_is(site):
             loop._strategy = type(
                 "Strategy",
                 (),
-                {"_rule": rules.parse(one.rule), "_has_server": lambda: True, "_welcome": one},
+                {"rule": rules.parse(one.rule), "has_server": True, "welcome": one},
             )
             loop._bearing = bearing_of(loop._strategy)
             loop._check_rule(loop._strategy)

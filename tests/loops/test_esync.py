@@ -107,7 +107,7 @@ def _train_two_and_one(folder):
                 state_server="127.0.0.1:1",
                 averaging="normalised",
             )
-        strategy._loan = None
+        strategy.loan = None
     loop = ESync(model, strategy, pace="slowest_steps=2,most_slowest_steps=2,link_share=1")
     steps = []
     plan = loop.plan
@@ -179,7 +179,7 @@ def test_two_uneven_workers_without_a_server(topology):
     steps, members = [], set()
     plan = loop.plan
     loop.plan = lambda number: steps.append(plan(number)) or steps[-1]
-    strategy._events.listen(
+    strategy.events.listen(
         lambda event, values: members.add(values["member"]) if event == "esync" else None
     )
     x, y = training.data(BATCH * (16 if rank == 0 else 128), seed=rank)

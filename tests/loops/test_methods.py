@@ -229,7 +229,7 @@ def test_all_know_who_is_drawn():
 
     loop = FedAvg.__new__(FedAvg)
     loop._loan = types.SimpleNamespace(member=lambda: (0, 10))
-    loop._strategy = types.SimpleNamespace(_run=types.SimpleNamespace(seed=7))
+    loop._strategy = types.SimpleNamespace(config=types.SimpleNamespace(seed=7))
     for participation, chosen in ((1.0, None), (10, None), (3, 3), (0.2, 2)):
         loop._participation = participation
         wanted = None if chosen is None else methods.sampled(7, 4, 10, chosen)
@@ -303,7 +303,7 @@ def _loop(rule, workers, level="party", robust=None, least=None, paths=None, **o
     loop._participation, loop._controls, loop._normalises = 1.0, None, False
     vars(loop).update(options)
     loop._loan = types.SimpleNamespace(level=level)
-    loop._strategy = types.SimpleNamespace(_rule=above, _has_server=lambda: True, _welcome=welcome)
+    loop._strategy = types.SimpleNamespace(rule=above, has_server=True, welcome=welcome)
     loop._bearing = bearing_of(loop._strategy)
     return loop
 
@@ -385,7 +385,7 @@ def test_who_waits_for_nobody_is_not_drawn_or_weighed(
     members = {"party": 5, "worker": 9}[level]
     loop._loan = types.SimpleNamespace(level=level, member=lambda: (0, members))
     loop._bearing = None
-    strategy = types.SimpleNamespace(_rule=rules.parse(rule), _has_server=lambda: True)
+    strategy = types.SimpleNamespace(rule=rules.parse(rule), has_server=True)
     told = (
         "`participation` and `weighting` must be left out .* Received: participation="
         f"{participation}, weighting={weighting!r}, rule {rule.split('(')[0]}"

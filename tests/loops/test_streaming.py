@@ -234,6 +234,10 @@ def _train_spoilt(folder):
         assert all(np.isfinite(one.numpy()).all() for one in model.optimizer.variables)
         strategy.close()
         np.save(folder / f"{run.run}-{member}.npy", told)
+        events = [one for one in log.read_events(run.log_dir) if one["site"] == run.uplink.site]
+        rounds = [one["seconds"] for one in events if one["event"] == "round"]
+        assert len(rounds) == 6 and min(rounds) > 0
+        assert strategy.seconds_in_rounds == pytest.approx(sum(rounds))
 
 
 @pytest.mark.timeout(120)

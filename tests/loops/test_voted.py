@@ -37,7 +37,7 @@ class _Loop:
 
 
 def _strategy(seats, *, votes=True):
-    return types.SimpleNamespace(_groups=object() if votes else None, _seats=seats)
+    return types.SimpleNamespace(groups=object() if votes else None, seats=seats)
 
 
 def test_batches_follow_the_rounds_of_a_loop():

@@ -460,7 +460,7 @@ def test_nobody_waits_and_who_leaves_or_is_lost_does_not_end_it(certificates: Ce
         assert not session.is_over
         with pytest.raises(ProtocolError, match="Site `c` has left this run"):
             late = Party(server.address, "c", certificates.party("c"))
-            late.client._process = late.client._link._process = c.client._process
+            late.client._process = late.client.link._process = c.client._process
             late.join()
         a.client.leave()
         assert session.is_over

@@ -136,7 +136,7 @@ def test_files_are_replaced_under_a_server_and_its_parties(
 
             issue("party", "b")
             authority.revoke(folder, [old["b"]])
-            members[1].client._link._disconnect()
+            members[1].client.link._disconnect()
             train_all(members, 1, 1)
         finally:
             for member in members:
@@ -226,7 +226,7 @@ def test_refusals_that_nobody_is_to_blame_for_are_not_all_written(
         parties(server, certificates) as members,
     ):
         train_all(members, 0, 0)
-        link = members[1].client._link
+        link = members[1].client.link
         wish = wire.to_json(parcel="", bytes=0, workers=77)
         codes = set()
         for _ in range(8):

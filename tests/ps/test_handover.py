@@ -217,7 +217,7 @@ def test_one_that_goes_before_it_sends_is_not_waited_for(
 ) -> None:
     with lost_b(certificates) as (_, a, back, _):
         offer(a, backup, 4)
-        a.client._link.on_request = lambda _: killed(a)  # as it is asked
+        a.client.link.on_request = lambda _: killed(a)  # as it is asked
         with pytest.raises(PeerError, match="No other site has given a backup"):
             back.client.fetch_backup(Intake(tmp_path / "taken"))
 
@@ -244,8 +244,8 @@ def test_only_what_was_asked_for_is_taken(certificates: Certificates, backup: Pa
         offer(a, backup, 4)
         with pytest.raises(grpc.RpcError, match="must be asked for before it is sent"):
             message = wire.to_json(ticket="another's", error=None)
-            a.client._link.stub("stream_unary", "GiveBackup", 1.0)(
-                iter([message]), metadata=a.client._link.metadata()
+            a.client.link.stub("stream_unary", "GiveBackup", 1.0)(
+                iter([message]), metadata=a.client.link.metadata()
             )
 
 
@@ -260,11 +260,11 @@ def test_a_wrong_wish_is_refused_to_who_has_it_and_nobody_hears_of_it(
     with lost_b(certificates) as (_, a, back, _):
         offer(a, backup, 4)
         wish = {"parcel": "", "bytes": 0, "workers": a.client._workers} | wrong
-        call = back.client._link.stub("unary_stream", "WantBackup", 10.0)
+        call = back.client.link.stub("unary_stream", "WantBackup", 10.0)
         with pytest.raises(grpc.RpcError) as caught:
-            list(call(wire.to_json(**wish), metadata=back.client._link.metadata()))
+            list(call(wire.to_json(**wish), metadata=back.client.link.metadata()))
         assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
-        assert a.client._link.ended is None
+        assert a.client.link.ended is None
 
 
 def test_who_asks_and_hangs_up_has_one_backup_read_at_a_time(
@@ -294,10 +294,10 @@ def test_who_asks_and_hangs_up_has_one_backup_read_at_a_time(
 
         monkeypatch.setattr(handover, "_ask", ask)
         wish = wire.to_json(parcel="", bytes=0, workers=a.client._workers)
-        want = back.client._link.stub("unary_stream", "WantBackup", DEADLINE_S)
+        want = back.client.link.stub("unary_stream", "WantBackup", DEADLINE_S)
 
         def wanted() -> grpc.Call:
-            call = want(wish, metadata=back.client._link.metadata())
+            call = want(wish, metadata=back.client.link.metadata())
             assert begun.acquire(timeout=DEADLINE_S)
             return call
 

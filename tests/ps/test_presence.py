@@ -28,7 +28,7 @@ pytestmark = pytest.mark.heavy  # these wait for what is lost
 
 def told(member: Party) -> str:
     """Waits until a party that calls nobody knows why the run has ended."""
-    link = member.client._link
+    link = member.client.link
     assert link._wake.wait(DEADLINE_S)
     assert link.ended is not None
     return link.ended

@@ -228,7 +228,7 @@ def test_bytes_are_measured_and_the_overhead_is_small(certificates: Certificates
             member.client.close()
             closed = member.client.wire_bytes()
             assert end.sent <= closed.sent < end.sent + 200
-            assert not member.client._link.meter._live
+            assert not member.client.link.meter._live
 
 
 @pytest.mark.parametrize("direction", ["up", "down"])

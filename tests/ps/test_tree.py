@@ -489,7 +489,7 @@ def test_leaves_wait_while_a_party_above_does_its_rounds_again(
         leaves_of(certificates, MIXED, addresses_of(servers), shapes=shapes) as (a, b, c),
     ):
         for one in (a, b):
-            one.client._wait_s = 2.0
+            one.client.wait_s = 2.0
         wanted = expected(MIXED, 8, shapes)
         train_all((a, b, c), 0, 6)
         c.client.close()

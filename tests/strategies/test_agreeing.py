@@ -21,14 +21,14 @@ class Fake:
         from tf_hips.ps import rules
         from tf_hips.strategies.beginning import Beginning
 
-        self._rule = rules.parse(rule)
+        self.rule = rules.parse(rule)
         self._told = told
-        self.bears_liars = self._rule.is_robust
+        self.bears_liars = self.rule.is_robust
         self.parties, self.workers = SITES, (1,) * len(SITES)
         self.events: list[dict[str, Any]] = []
-        self._beginning: Any = Beginning.__new__(Beginning)
-        self._beginning.is_equal = lambda variables: False
-        self._beginning.first_sync = lambda values: values
+        self.beginning: Any = Beginning.__new__(Beginning)
+        self.beginning.is_equal = lambda variables: False
+        self.beginning.first_sync = lambda values: values
 
     def _together(self) -> Any:
         return self
@@ -39,7 +39,7 @@ class Fake:
     def write_event(self, event: str, **values: Any) -> None:
         self.events.append({"event": event, **values})
 
-    def _gather_objects(self, value: Any, label: str) -> list[Any]:
+    def gather_objects(self, value: Any, label: str) -> list[Any]:
         """What this worker says is what all others say, but for those of `told`."""
         return [self._told.get(place, value) for place in range(len(SITES))]
 
@@ -116,7 +116,7 @@ def test_parties_below_servers_without_a_robust_rule_doubt_as_those_below_one() 
 def test_the_length_of_fit_is_that_of_most_parties() -> None:
     other = [[9, 0, 3], None, []]
     closing = closing_of(RULE, {0: other})
-    closing._strategy._beginning.is_equal = lambda variables: True
+    closing._strategy.beginning.is_equal = lambda variables: True
     weights = [[7, 0, 3], [1, 2], []]  # others have loaded weights, and this worker has not
     with pytest.raises(ProtocolError, match="of this worker is not that of most parties"):
         closing_of(RULE, dict.fromkeys((1, 2, 4), weights)).on_train_begin()

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.tf
 
 
 def chosen(given: object, named: str | None) -> object:
-    from tf_hips.strategies.party import chosen_compression
+    from tf_hips.strategies.chosen import chosen_compression
 
     return chosen_compression(given, config.Run(compression=named))
 

@@ -92,9 +92,9 @@ class _Member:
     """A strategy, and the loan of a loop, of member `number` of three."""
 
     _sums: ClassVar[dict] = {}
-    _loan = None
+    groups = loan = None
 
-    class _welcome:
+    class welcome:
         workers = (2, 2, 2)
 
     def __init__(self, number):
@@ -149,7 +149,7 @@ def test_labels_are_not_flipped_below_votes_that_the_launcher_has_asked_for():
 
     told = Training("lenet", "digits", robust=Robust(err_mode="label_flip", worker_fail=1))
     member = _Member(0)
-    member._groups = SimpleNamespace(votes=Votes(3))
+    member.groups = SimpleNamespace(votes=Votes(3))
     with pytest.raises(ConfigError, match="groups share theirs"):
         training._lone(told, member, config.Run(seed=3))
 
@@ -158,11 +158,11 @@ class _Worker:
     """The strategy, and the loan of a loop, of one of two workers of one of several parties."""
 
     _sums: ClassVar[dict] = {}
-    _loan = None
+    groups = loan = None
     level = "party"
 
     def __init__(self, number, parties=3):
-        self._welcome = SimpleNamespace(
+        self.welcome = SimpleNamespace(
             child=number // 2, parties=("x",) * parties, workers=(2,) * parties
         )
         self.global_rank = number
@@ -173,10 +173,6 @@ class _Worker:
 
     def member(self):
         return loan.member(self, self.level)
-
-    @staticmethod
-    def _has_server():
-        return True
 
 
 @pytest.mark.parametrize("text", ["reversed_gradient(c=2)", "nan", "label_flip"])
@@ -211,7 +207,7 @@ def test_a_formula_of_an_attack_goes_by_the_number_of_rows():
     worker = _Worker(0, parties=5)
     with pytest.raises(ConfigError, match="does not fit 5 rows: f must be less than n / 2"):
         lying.simulate_liars(worker, adversary, level="party")
-    worker._loan = worker  # a loop that is there has said it
+    worker.loan = worker  # a loop that is there has said it
     with pytest.raises(ConfigError, match="does not fit 5 rows"):
         lying.simulate_liars(worker, adversary)
     worker.level = "worker"
@@ -224,10 +220,10 @@ class _Party:
     """A strategy of one of three parties."""
 
     _sums: ClassVar[dict] = {}
-    _loan = None
+    loan = None
 
     def __init__(self, child, compression):
-        self._welcome = SimpleNamespace(child=child, parties=("a", "b", "c"), workers=(2, 2, 2))
+        self.welcome = SimpleNamespace(child=child, parties=("a", "b", "c"), workers=(2, 2, 2))
         self._up = compressors.parse(compression)
         self.global_rank = 2 * child
 

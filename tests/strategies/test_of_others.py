@@ -26,7 +26,7 @@ class _Strategy:
     num_replicas_in_sync = 2
 
     def __init__(self):
-        self._run = types.SimpleNamespace(seed=7)
+        self.config = types.SimpleNamespace(seed=7)
 
     def _codecs(self):
         from tf_hips.ops.compressor import parse

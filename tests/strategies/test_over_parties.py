@@ -49,7 +49,7 @@ def _reduce(config, worker):
     from tf_hips.strategies.over_parties import ExactReduction
 
     strategy = HierarchicalPS("onebit", config=config)
-    assert strategy._gather_objects([worker, "x"], "names") == [[one, "x"] for one in range(3)]
+    assert strategy.gather_objects([worker, "x"], "names") == [[one, "x"] for one in range(3)]
 
     def value(dtype, of, shape):
         generator = np.random.default_rng(of)
@@ -89,7 +89,7 @@ def _reduce(config, worker):
         for _ in range(2):
             before = strategy._num_gathers
             totals, means = function(values, floats)
-            if strategy._client is not None:
+            if strategy.client is not None:
                 assert strategy._num_gathers == before + 2, way
             for total, (dtype, shape) in zip(totals, kinds, strict=True):
                 assert (total.dtype, total.shape) == (dtype, shape)
@@ -134,7 +134,7 @@ def _reduce(config, worker):
     # Many values have a long name; other shapes at another party are an error of all ranks.
     ones = strategy.reduce(tf.distribute.ReduceOp.SUM, [tf.constant(1.0)] * 100, axis=None)
     assert [float(one) for one in ones] == [3.0] * 100
-    odd = ExactReduction(lambda title, payload: [payload, payload[4:]], strategy._failures)
+    odd = ExactReduction(lambda title, payload: [payload, payload[4:]], strategy.failures)
     text = r"same shapes and types\. Received: `x, sum of float32\[3\]` of 12, 8 bytes, by party"
     with pytest.raises(ProtocolError, match=text):
         odd([tf.zeros(3)], "x", "sum")
@@ -240,7 +240,7 @@ def _take_different_ways(config):
     assert "worker 0: 3 steps" in str(said.value)
     assert "worker 2: 2 steps" in str(said.value)
     with pytest.raises(ProtocolError, match="must take the same steps") as caught:
-        strategy._gather_objects(0, f"something of {config.uplink.site}")
+        strategy.gather_objects(0, f"something of {config.uplink.site}")
     assert "site `south` waits in exact value 1 (`something of south`)" in str(caught.value)
     strategy.close()
     return "ended"
@@ -267,7 +267,7 @@ def _wait_for_each_other(folder, config, worker):
         if config.uplink.site == "north":
             strategy.run(step, (tf.constant(1.0),))
         else:
-            strategy._gather_objects(0, "the end")
+            strategy.gather_objects(0, "the end")
     (folder / f"crossed-{worker}").write_text(f"{type(caught.value).__name__}: {caught.value}")
     strategy.close()
     assert primitives.gather_objects(1) == [1] * primitives.size()

@@ -110,7 +110,7 @@ def _train(folder, liar):
             if step == 0:
                 break
         seed = 0
-        if strategy._groups is not None:
+        if strategy.groups is not None:
             assert strategy.sampling_seed().dtype == tf.int64
             seed = int(strategy.sampling_seed(0))
         found.append(

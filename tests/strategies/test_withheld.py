@@ -156,7 +156,7 @@ def _train(strategy, variables, others, *, is_eager=False, bad=np.inf, look=lamb
     for number in range(ROUNDS):
         held.append(np.concatenate([one.numpy().ravel() for one in variables]))
         look()
-        votes = strategy._welcome.votes is not None
+        votes = strategy.welcome.votes is not None
         values = _row(0 if votes else len(OTHERS), number)
         if number == SPOILT:
             values[2] = bad

@@ -97,7 +97,7 @@ def test_detox_groups_of_a_step_have_no_row_in_common(alone, rule):
     x = np.arange(total, dtype=np.uint8).reshape(-1, 1, 1, 1)
     rows = sets.Rows(x, np.zeros(total, np.int64))
     data = sets.DataSet("numbers", rows, rows, 3, "memory")
-    strategy = SimpleNamespace(_make_variable=lambda value, name: tf.Variable(value, name=name))
+    strategy = SimpleNamespace(make_variable=lambda value, name: tf.Variable(value, name=name))
     crowd = Crowd(workers, rule, None, size, seed=11)
     told = Training(
         "lenet",
@@ -185,7 +185,7 @@ def test_what_a_rule_cannot_bear_names_workers_and_not_rows(alone, form):
     events = []
     strategy = SimpleNamespace(
         write_event=lambda event, **values: events.append({"event": event, **values}),
-        _failures=SimpleNamespace(kept=lambda function: function),
+        failures=SimpleNamespace(kept=lambda function: function),
     )
     crowd.play(SimpleNamespace(trainable_variables=[]), strategy)
     with pytest.raises(ToleranceError) as caught:
@@ -214,7 +214,7 @@ def test_groups_none_of_which_agrees_are_named_before_the_run_ends(alone, vote):
     events = []
     strategy = SimpleNamespace(
         write_event=lambda event, **values: events.append({"event": event, **values}),
-        _failures=SimpleNamespace(kept=lambda function: function),
+        failures=SimpleNamespace(kept=lambda function: function),
     )
     crowd.play(SimpleNamespace(trainable_variables=[]), strategy)
     with pytest.raises(ToleranceError, match=r"one of 2 groups must agree.*\(the group of worker "):
@@ -245,7 +245,7 @@ def test_groups_of_one_are_groups(alone, rule, expected):
     rows = np.random.default_rng(3).standard_normal((10, 7)).astype(np.float32)
     crowd = Crowd(10, rule, None, 4, seed=11)
     strategy = SimpleNamespace(
-        write_event=lambda *_, **__: None, _failures=SimpleNamespace(kept=lambda function: function)
+        write_event=lambda *_, **__: None, failures=SimpleNamespace(kept=lambda function: function)
     )
     crowd.play(SimpleNamespace(trainable_variables=[]), strategy)
     found = crowd._aggregated(rows, np.int64(2))

@@ -18,7 +18,9 @@ class Strategy:
 
     num_replicas_in_sync = PARTIES
 
-    class _welcome:
+    seats = None
+
+    class welcome:
         workers = (1,) * PARTIES
 
     def __init__(self, child):
@@ -27,11 +29,11 @@ class Strategy:
     def sample_group(self):
         return self.child // R, PARTIES // R
 
-    def _replica(self):
+    def replica(self):
         return self.child
 
     @staticmethod
-    def _make_variable(value, name):
+    def make_variable(value, name):
         from tf_hips.data.position import make_plain_variable
 
         return make_plain_variable(value, name)

@@ -196,7 +196,9 @@ class Strategy:
 
     num_replicas_in_sync = 4
 
-    class _welcome:
+    seats = None
+
+    class welcome:
         workers = (2, 2)
 
     def __init__(self, rank):
@@ -205,11 +207,11 @@ class Strategy:
     def sample_group(self):
         return self.rank, 4
 
-    def _replica(self):
+    def replica(self):
         return self.rank
 
     @staticmethod
-    def _make_variable(value, name):
+    def make_variable(value, name):
         from tf_hips.data.position import make_plain_variable
 
         return make_plain_variable(value, name)

@@ -22,6 +22,7 @@ Invariant: a backup is whole or not seen (see `folder`), and all ranks take up t
 import contextlib
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -125,8 +126,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         resuming.begin_anew(self.model)
         self._probe()
         backup = self._choose()
-        if self._peers.strategy is not None and self._peers.rank == 0:
-            self._peers.strategy._offer_backups(self._newest)
+        self._offer(self._newest)
         if backup is None:
             return
         self._peers.together(lambda: self._check(backup))
@@ -197,8 +197,7 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         """Deletes the backups, when all workers have made the last epoch."""
-        if self._peers.strategy is not None and self._peers.rank == 0:
-            self._peers.strategy._offer_backups(None)
+        self._offer(None)
         if self._resumed is not None:
             self.model._initial_epoch = self._outer_epoch
         resuming.begin_anew(self.model)
@@ -208,6 +207,10 @@ class BackupAndRestore(keras.callbacks.Callback):
             if all(self._peers.gather_from_all(is_over, "the end of the run")):
                 self._folder.note_over()
                 self._peers.on_first(self._clear)
+
+    def _offer(self, newest: Callable[[], Path] | None) -> None:
+        if self._peers.backups is not None and self._peers.rank == 0:
+            self._peers.backups.offer(newest)
 
     def _newest(self) -> Path:
         """The newest backup, for another party; called by another thread."""
@@ -240,9 +243,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         entries = snapshot.entries(self.model, metrics=step > 0, seed=has_seed)
         trained = snapshot.trained_by_each(self.model)
         own = self._own(entries)
-        data_offset, place = None, None
-        if self._peers.strategy is not None:
-            place = self._peers.strategy._place()
+        place = None if peers.backups is None else peers.backups.place()
+        data_offset = None
+        if peers.strategy is not None:
             data_offset = resuming.data_offset(self.model, self._epoch)
 
         def start() -> list[int]:
@@ -277,8 +280,8 @@ class BackupAndRestore(keras.callbacks.Callback):
             }
             (draft / _META).write_text(json.dumps(meta), encoding="utf-8")
             folder.finish(backup)
-            if peers.strategy is not None and place is not None:
-                peers.strategy._note_place(place)
+            if peers.backups is not None and place is not None:
+                peers.backups.note(place)
             # Lists of gradients that come later may still read what was taken up.
             folder.prune(self._keep, protected=self._resumed)
 
@@ -328,7 +331,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             facts = self._peers.strategy.state.facts()
             facts.pop("rank", None)  # told by the names of the files
             # Orders of data and noise of layers are functions of it, whatever the compression.
-            facts["seed"] = self._peers.strategy._run.seed
+            facts["seed"] = self._peers.strategy.config.seed
         return {
             **facts,
             "number of workers": self.model.distribute_strategy.num_replicas_in_sync,
@@ -396,28 +399,28 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _take_place(self, backup: Backup) -> bool:
         """Comes back to the run that `backup` is of, if it goes on; the same on all ranks."""
-        strategy = self._peers.strategy
-        if strategy is None:
+        backups = self._peers.backups
+        if backups is None:
             return False
         place = self._peers.on_first(lambda: self._meta(backup).get("place"))
-        if not strategy._can_come_back(place):
+        if not backups.can_come_back(place):
             return False
         # Restored where it was made: a rank that cannot do that says so before others rely on it.
         self._peers.together(lambda: self._check(backup))
-        strategy._come_back(place)
+        backups.come_back(place)
         self._is_back = True
         return True
 
     def _fetch(self, number: int) -> Backup | None:
         """Takes up another party's newest backup, if that is the way into a run that goes on."""
-        strategy = self._peers.strategy
-        if strategy is None or not strategy._lacks_backup():
+        backups = self._peers.backups
+        if backups is None or not backups.is_lacking():
             return None
         log.warning(
             "No backup here leads into the run that goes on. Another party's is fetched: what "
             "encoding had dropped here is lost, so the run will not end bit for bit as without it."
         )
-        fetched = self._peers.on_first(lambda: handover.fetch(self._folder, number, strategy))
+        fetched = self._peers.on_first(lambda: handover.fetch(self._folder, number, backups))
         backup = Backup(*fetched)
         try:
             if not self._take_place(backup):
@@ -426,7 +429,7 @@ class BackupAndRestore(keras.callbacks.Callback):
                 )
         except ValueError as error:
             raise ValueError(f"Another party's backup cannot be taken up here: {error}") from error
-        self._peers.on_first(lambda: strategy._note_place(self._meta(backup)["place"]))
+        self._peers.on_first(lambda: backups.note(self._meta(backup)["place"]))
         return backup
 
     def _check(self, backup: Backup) -> None:

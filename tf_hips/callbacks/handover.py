@@ -3,9 +3,9 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 from tf_hips.callbacks.folder import Backup, BackupFolder, named
+from tf_hips.callbacks.party import Backups
 from tf_hips.errors import ProtocolError
 from tf_hips.ps.parcel import Intake
 
@@ -14,13 +14,13 @@ IS_OF_OTHERS = "is_of_others"
 """What a backup says that another party has made: residuals in it are not this one's."""
 
 
-def fetch(folder: BackupFolder, number: int, strategy: Any) -> list[int]:
-    """Fetches it over the strategy's uplink; called on rank 0.
+def fetch(folder: BackupFolder, number: int, backups: Backups) -> list[int]:
+    """Fetches it over the uplink; called on rank 0.
 
     Args:
         folder: gets it as a whole backup or not at all.
         number: that it gets there; what it has at the other party is not kept.
-        strategy: a `HierarchicalPS` that comes back to its run.
+        backups: those of a strategy that comes back to its run.
 
     Returns:
         Number, epoch and step of the backup.
@@ -33,7 +33,7 @@ def fetch(folder: BackupFolder, number: int, strategy: Any) -> list[int]:
     draft = Backup(number, 0, 0)
     folder.start(draft)
     intake = Intake(folder.draft(draft))
-    strategy._fetch_backup(intake)
+    backups.fetch(intake)
     _mark(folder.draft(draft))
     told = named(intake.name)
     if told is None:

@@ -28,6 +28,7 @@ import numpy as np
 
 from tf_hips import log
 from tf_hips.callbacks import optimizers
+from tf_hips.callbacks.party import Party
 
 Multiplier = Callable[[float], float]
 
@@ -199,7 +200,8 @@ class LearningRateWarmup(_Rate):
 
     def _num_workers(self) -> int:
         strategy = self.model.distribute_strategy
-        loan = getattr(strategy, "_loan", None)  # a loop's: workers train apart in a local phase
+        # A loop's: workers train apart in a local phase.
+        loan = strategy.loan if isinstance(strategy, Party) else None
         with contextlib.nullcontext() if loan is None else loan.whole():
             return int(strategy.num_replicas_in_sync)
 

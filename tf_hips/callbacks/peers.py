@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 
+from tf_hips.callbacks.party import Backups, Party
 from tf_hips.comm import primitives
 from tf_hips.errors import PeerError
 
@@ -24,17 +25,22 @@ class Peers:
         """
         strategy = model.distribute_strategy
         # Without a strategy of ours every process trains on its own, under whatever launcher.
-        self.strategy = strategy if hasattr(strategy, "sample_group") else None
+        self.strategy = strategy if isinstance(strategy, Party) else None
         self.rank = primitives.rank() if self.strategy is not None else 0
         self.size = primitives.size() if self.strategy is not None else 1
-        uplink = None if self.strategy is None else self.strategy._run.uplink
+        uplink = None if self.strategy is None else self.strategy.config.uplink
         # This party's name, where there are several.
         self.site: str | None = None if uplink is None else uplink.site
 
     @property
+    def backups(self) -> Backups | None:
+        """How this party comes back to a run that goes on; None: no server waits for it."""
+        return None if self.strategy is None else self.strategy.backups
+
+    @property
     def cuts_executions(self) -> bool:
         """Whether executions may be shorter than `steps_per_execution`, as a loop cuts them."""
-        return self.strategy is not None and self.strategy._loan is not None
+        return self.strategy is not None and self.strategy.loan is not None
 
     def gather(self, value: Any) -> list[Any]:
         """JSON values of all ranks of the party, in rank order."""
@@ -46,20 +52,20 @@ class Peers:
         """JSON values of all workers of all parties, but of those that are absent."""
         if self.strategy is None:
             return [value]
-        everyone = self.strategy._gather_objects(value, label)
+        everyone = self.strategy.gather_objects(value, label)
         return [one for one in everyone if one is not None]
 
     @property
     def has_rounds(self) -> bool:
         """Whether parties train apart in the rounds of a loop, and meet in between."""
-        loan = None if self.strategy is None else self.strategy._loan
+        loan = None if self.strategy is None else self.strategy.loan
         return loan is not None and loan.has_server and loan.keeps_step
 
     def gather_from_whole_run(self, value: Any, label: str) -> list[Any]:
         """JSON values of all workers of all parties, also where a loop keeps these apart."""
-        if self.strategy is None or self.strategy._loan is None:
+        if self.strategy is None or self.strategy.loan is None:
             return self.gather_from_all(value, label)
-        with self.strategy._loan.whole():
+        with self.strategy.loan.whole():
             return self.gather_from_all(value, label)
 
     def together(self, action: Callable[[], Any]) -> list[Any]:

@@ -66,7 +66,7 @@ class StepCheckpoint(keras.callbacks.Callback):
         super().set_model(model)
         self._peers = Peers(model)
         strategy = self._peers.strategy
-        self._writes = strategy is None or bool(strategy._fitting.may_write())
+        self._writes = strategy is None or strategy.may_write()
 
     def on_train_begin(self, logs: Any = None) -> None:
         """The first epoch looks at the folder: a run that goes on is at its step only then."""

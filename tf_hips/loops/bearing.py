@@ -25,6 +25,7 @@ from tf_hips.ps.rules.value import UpdateRule, parse
 from tf_hips.ps.tree import BETWEEN
 from tf_hips.ps.welcome import Welcome
 from tf_hips.robust.detox import spoilt_groups
+from tf_hips.strategies.party import PartyStrategy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,12 +222,12 @@ def check_loop(kind: type) -> None:
         )
 
 
-def bearing_of(strategy: Any) -> Bearing | None:
+def bearing_of(strategy: PartyStrategy) -> Bearing | None:
     """That of a loop's strategy; None: no server above has rounds in which all wait."""
-    rule = strategy._rule if strategy._has_server() else None
-    if rule is None or rule.is_asynchronous:
+    rule, welcome = strategy.rule, strategy.welcome
+    if rule is None or welcome is None or rule.is_asynchronous:
         return None
-    return Bearing(strategy._welcome)
+    return Bearing(welcome)
 
 
 def _bears(robust: Any, n: int, could: int) -> bool:

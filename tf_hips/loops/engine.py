@@ -65,6 +65,7 @@ from tf_hips.loops.outer import Outer, chosen_outer
 from tf_hips.loops.slots import FirstSlots
 from tf_hips.strategies.gradients import Gradient
 from tf_hips.strategies.loan import PARTY, WORKER, Loan
+from tf_hips.strategies.party import PartyStrategy
 from tf_hips.strategies.turns import MakeVariable
 
 
@@ -81,7 +82,7 @@ class Loop(keras.callbacks.Callback):
     def __init__(
         self,
         model: keras.Model,
-        strategy: Any,
+        strategy: PartyStrategy,
         *,
         level: str | None = None,
         server_optimizer: Any = None,
@@ -110,7 +111,7 @@ class Loop(keras.callbacks.Callback):
             ProtocolError: the strategy has trained already, or serves another loop.
         """
         super().__init__()
-        if not hasattr(strategy, "_uplink_summing"):
+        if not isinstance(strategy, PartyStrategy):
             raise TypeError(
                 "`strategy` must be one of tf_hips: HierarchicalPS or CompressedRing. Received: "
                 f"{type(strategy).__name__}"
@@ -128,14 +129,13 @@ class Loop(keras.callbacks.Callback):
             raise ValueError(
                 f"`party_rounds` must be at least 1. Received: party_rounds={party_rounds!r}"
             )
-        has_server = strategy._has_server()
         rule = chosen_outer(server_optimizer, strategy)
         self._model = model
         self._strategy = strategy
-        self._loan = Loan(strategy, self, level or (PARTY if has_server else WORKER))
+        self._loan = Loan(strategy, self, level or (PARTY if strategy.has_server else WORKER))
         voted.check(self, strategy)
         voted.check_optimizer(strategy, model, resets=reset_optimizer)
-        strategy._loan = self._loan
+        strategy.loan = self._loan
         self._weighting = weighting
         self._party_rounds = party_rounds
         self._bearing = bearing_of(strategy)
@@ -315,7 +315,7 @@ class Loop(keras.callbacks.Callback):
     @property
     def seed(self) -> int:
         """Seed of the run."""
-        return int(self._strategy._run.seed)
+        return self._strategy.config.seed
 
     @property
     def trained(self) -> list[tf.Variable]:
@@ -422,13 +422,13 @@ class Loop(keras.callbacks.Callback):
         """Makes what is kept; what a backup has of it goes into it here."""
         strategy, exchange = self._strategy, self._exchange
         exchange.find(self._model)
-        with strategy._state.new_list(exchange.trained) as kept:
+        with strategy.state.new_list(exchange.trained) as kept:
             kept.position = self._position
-            self._counter = strategy._make_variable(tf.zeros([2], tf.int64), "counter")
-            exchange.make(strategy._make_variable)
-            self.make_state(strategy._make_variable)
-            self._slots.make(strategy._make_variable)
-        if strategy._state.is_of_others:
+            self._counter = strategy.make_variable(tf.zeros([2], tf.int64), "counter")
+            exchange.make(strategy.make_variable)
+            self.make_state(strategy.make_variable)
+            self._slots.make(strategy.make_variable)
+        if strategy.state.is_of_others:
             self.forget_own()
             self.forget_movement()
         self.open_sums()
@@ -549,7 +549,7 @@ class Loop(keras.callbacks.Callback):
             self._exchange.statistics(),
             own_words(self),
         )
-        gathered = strategy._gather_objects([self.round, own.fields], "a meeting of a loop")
+        gathered = strategy.gather_objects([self.round, own.fields], "a meeting of a loop")
         names = itertools.chain(*self._loan.names())
         everyone = read_all(gathered, names, self.vocabulary(), len(own.statistics))
         both = None if drawn is None else (drawn, self.drawn(self.round + 1) or frozenset())

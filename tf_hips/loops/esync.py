@@ -46,6 +46,7 @@ from tf_hips.ps.pacing import PaceClient
 from tf_hips.ps.rules import UpdateRule
 from tf_hips.robust.rows import lesser_median
 from tf_hips.strategies.loan import WORKER
+from tf_hips.strategies.party import PartyStrategy
 
 RULES = ("default", "compat")
 BOUNDED, NORMALISED, AVERAGED = "bounded", "normalised", "uniform"
@@ -107,7 +108,7 @@ class ESync(Loop):
     def __init__(
         self,
         model: keras.Model,
-        strategy: Any,
+        strategy: PartyStrategy,
         *,
         rule: str = "default",
         pace: Pace | str | None = None,
@@ -172,7 +173,7 @@ class ESync(Loop):
             weighting=weighting,
             reset_optimizer=reset_optimizer,
         )
-        above = strategy._rule if strategy._has_server() else None
+        above = strategy.rule
         if above is not None and above.is_asynchronous:
             raise ConfigError(
                 "ESync is for rounds in which all wait for each other. Received: the server's "
@@ -188,7 +189,7 @@ class ESync(Loop):
                 f'averaging="{NORMALISED}"; the topmost rule is {above}'
             )
         has_others = self._loan.level == WORKER and primitives.size() > 1
-        if averaging != AVERAGED and has_others and strategy._has_server():
+        if averaging != AVERAGED and has_others and strategy.has_server:
             raise ConfigError(
                 f"{averaging.capitalize()} averaging with the paper's rule is for parties of one "
                 f"worker below a server. Received: {primitives.size()} workers in this party"
@@ -200,7 +201,7 @@ class ESync(Loop):
         self._asked: Asked | None = None
         self._paced: Paced | None = None
         if state_server is not None:
-            uplink = strategy._run.uplink
+            uplink = strategy.config.uplink
             identity = None if uplink is None else uplink.tls
             self._asked = Asked(state_server, identity, strategy.global_rank, epsilon)
         else:
@@ -363,7 +364,7 @@ class ESync(Loop):
         """How rank 0 of a party speaks to the server's clock; made once."""
         if self._paced is None or self._pacing is not None or self._loan.level == WORKER:
             return self._pacing
-        client = getattr(self._strategy, "_client", None)
+        client = self._strategy.client
         if client is not None:
             self._pacing = PaceClient(client, self._paced.pace)
         return self._pacing

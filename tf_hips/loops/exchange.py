@@ -31,6 +31,7 @@ from tf_hips.strategies import lying
 from tf_hips.strategies.gradients import Gradient
 from tf_hips.strategies.loan import WORKER, Loan, LoopSum
 from tf_hips.strategies.logs import digests
+from tf_hips.strategies.party import PartyStrategy
 from tf_hips.strategies.statistics import factor_of, floating_statistics
 from tf_hips.strategies.turns import MakeVariable
 
@@ -43,7 +44,7 @@ class Exchange:
     def __init__(
         self,
         loop: Any,
-        strategy: Any,
+        strategy: PartyStrategy,
         loan: Loan,
         outer: Outer,
         *,
@@ -66,7 +67,7 @@ class Exchange:
         self._outer = outer
         self._has_milestone = has_milestone
         self._averages_statistics = averages_statistics
-        self._rule = strategy._rule if loan.has_server else None
+        self._rule = strategy.rule
         self._in_party: LoopSum | None = None
         self._over_parties: LoopSum | None = None
         self.trained: list[tf.Variable] = []
@@ -88,7 +89,7 @@ class Exchange:
         """
         self.trained = [_raw(one) for one in model.trainable_variables]
         self._statistics = floating_statistics(model) if self._averages_statistics else []
-        if not self.trained or not self._strategy._beginning.is_equal(self.trained):
+        if not self.trained or not self._strategy.beginning.is_equal(self.trained):
             raise ValueError(
                 f"The model `{model.name}` must be built before `fit`, and have something to "
                 "train: call it on a batch, or give its first layer a shape. Received: a model "
@@ -204,7 +205,7 @@ class Exchange:
         variables = [*self.trained, *self._statistics]
         with self._loan.whole():
             own = digests(variables)
-            told = self._strategy._gather_objects([has_ended, own], "weights between two fits")
+            told = self._strategy.gather_objects([has_ended, own], "weights between two fits")
             present = read_ends(told, itertools.chain(*self._loan.names()))
             if not all(ended for ended, _ in present):
                 return  # in the middle of a round members differ rightly
@@ -230,7 +231,7 @@ class Exchange:
             return
         mine = float(self._strategy.global_rank == worker)
         values = [one.read_value() if mine else tf.zeros(one.shape, one.dtype) for one in variables]
-        *totals, count = self._strategy._reduce_exactly(
+        *totals, count = self._strategy.reduce_exactly(
             [*values, tf.constant([mine], tf.float64)], is_mean=False
         )
         if not float(count[0]):
@@ -247,18 +248,18 @@ class Exchange:
         if self._bears_liars() or not self._loan.keeps_step:
             return
         with self._loan.whole():
-            means = self._strategy._reduce_exactly(
+            means = self._strategy.reduce_exactly(
                 [one.read_value() for one in self.trained], is_mean=True
             )
         for variable, mean in zip(self.trained, means, strict=True):
             variable.assign(mean, read_value=False)
 
     def _bears_liars(self) -> bool:
-        welcome = getattr(self._strategy, "_welcome", None)
+        welcome = self._strategy.welcome
         if self._rule is not None and welcome is not None and welcome.bears_liars:
             return True  # any server of the tree: all of it decide alike
         is_robust = self._rule is not None and self._rule.is_robust
-        return is_robust or bool(getattr(self._strategy, "_is_robust", False))
+        return is_robust or self._strategy.is_robust
 
     def go_back(self) -> None:
         """Sets the model to what it was after the last meeting."""
@@ -348,11 +349,12 @@ class Exchange:
 
     def _moves(self, meeting: Meeting, place: tuple[int, int]) -> list[tf.Tensor]:
         """How far the party's statistics have moved, such that the server's rule averages them."""
-        if not self._moving or self._rule is None:
+        welcome = self._strategy.welcome
+        if not self._moving or self._rule is None or welcome is None:
             return []
         with self._loan.in_party():
             self._average_statistics(meeting, place)
-        factor = factor_of(self._rule, len(self._strategy._welcome.parties))
+        factor = factor_of(self._rule, len(welcome.parties))
         return _scaled(
             [
                 tf.where(measured == variable, tf.zeros_like(measured), measured - variable)
@@ -402,7 +404,7 @@ class Exchange:
         ]
         # Where a quorum goes on without some, shares of those present are less than 1.
         shares_too = [*values, tf.constant([share], tf.float64)]
-        *totals, whole = self._strategy._reduce_exactly(shares_too, is_mean=False)
+        *totals, whole = self._strategy.reduce_exactly(shares_too, is_mean=False)
         if not float(whole[0]):
             self._measure_again()  # a quorum has gone on without all that have a share
             return

@@ -19,6 +19,7 @@ from tf_hips.loops.meeting import SAMPLES, UNIFORM, WORKERS, Meeting, Word
 from tf_hips.ps.rules import UpdateRule
 from tf_hips.strategies.gradients import Gradient
 from tf_hips.strategies.loan import WORKER
+from tf_hips.strategies.party import PartyStrategy
 from tf_hips.strategies.turns import MakeVariable
 
 _PLAIN_RULES = ("sum", "mean", "fedavg")  # what comes down is a mean, or a multiple of one
@@ -41,7 +42,7 @@ class FedAvg(Loop):
     def __init__(
         self,
         model: keras.Model,
-        strategy: Any,
+        strategy: PartyStrategy,
         *,
         local_steps: int | Callable[[int], int] | None = None,
         local_epochs: int | None = None,
@@ -114,9 +115,9 @@ class FedAvg(Loop):
         if self._proximal is not None or self._controls is not None:
             self.correction = self._correct
 
-    def _check_rule(self, strategy: Any, weighting: str | None = None) -> None:
+    def _check_rule(self, strategy: PartyStrategy, weighting: str | None = None) -> None:
         """Looks whether the method, with the `weighting` asked for, goes with the server's rule."""
-        rule = strategy._rule if strategy._has_server() else None
+        rule = strategy.rule
         if rule is None:
             return
         if (self._controls is not None or self._normalises) and rule.is_asynchronous:
@@ -159,7 +160,8 @@ class FedAvg(Loop):
 
     def _drawn_of(self) -> tuple[int, list[int]]:
         """How many members are drawn for a round, of how many in each party."""
-        sizes = list(self._strategy._welcome.workers)
+        welcome = self._strategy.welcome
+        sizes = [] if welcome is None else list(welcome.workers)
         if self._loan.level != WORKER:
             sizes = [1] * len(sizes)
         return methods.number_chosen(self._participation, sum(sizes)), sizes
@@ -313,7 +315,7 @@ class HFA(Loop):
     def __init__(
         self,
         model: keras.Model,
-        strategy: Any,
+        strategy: PartyStrategy,
         *,
         local_steps: int,
         party_rounds: int,
@@ -338,12 +340,12 @@ class HFA(Loop):
             ProtocolError: the strategy has trained already, or serves another loop.
         """
         check_steps(local_steps, None)
-        if not strategy._has_server():
+        if not strategy.has_server:
             raise ConfigError(
                 "HFA is for parties with a server above them; in one group of workers use FedAvg. "
                 "Received: a strategy without an uplink"
             )
-        if strategy._above is not None:
+        if strategy.above is not None:
             raise ConfigError(
                 "HFA is for parties whose workers meet by Horovod; those of a party's server "
                 '(`intra="ps"`) meet there in every round. Received: intra="ps"'

@@ -7,7 +7,6 @@ server's own code: so the bits are the same on all of them, and those that a ser
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -15,10 +14,11 @@ import tensorflow as tf
 from tf_hips.errors import ConfigError
 from tf_hips.ps import rules
 from tf_hips.ps.rules import UpdateRule, steps
+from tf_hips.strategies.party import PartyStrategy
 from tf_hips.strategies.turns import MakeVariable
 
 
-def chosen_outer(given: UpdateRule | str | None, strategy: Any) -> UpdateRule | None:
+def chosen_outer(given: UpdateRule | str | None, strategy: PartyStrategy) -> UpdateRule | None:
     """The rule that workers apply to what comes down; None: it comes as a step.
 
     Args:
@@ -30,7 +30,7 @@ def chosen_outer(given: UpdateRule | str | None, strategy: Any) -> UpdateRule | 
         ConfigError: the server makes other steps, or only a server could follow it.
     """
     chosen = None if given is None else rules.resolve(given)
-    above = strategy._rule if strategy._has_server() else None
+    above = strategy.rule
     if above is not None and above.gives_steps:
         if chosen is not None and chosen != above:
             raise ConfigError(

@@ -32,6 +32,7 @@ from tf_hips.ps.wire import REFUSED_WEIGHT
 from tf_hips.strategies.gradients import Gradient
 from tf_hips.strategies.loan import LoopSum
 from tf_hips.strategies.overlapped import OverlappedSum
+from tf_hips.strategies.party import PartyStrategy
 from tf_hips.strategies.turns import MakeVariable
 
 _PLAIN_RULES = ("sum", "mean")
@@ -43,7 +44,7 @@ class StreamingDiLoCo(Loop):
     def __init__(
         self,
         model: keras.Model,
-        strategy: Any,
+        strategy: PartyStrategy,
         *,
         local_steps: int,
         fragments: int,
@@ -84,7 +85,7 @@ class StreamingDiLoCo(Loop):
         self._mixing = mixing if mixing is not None else (0.5 if overlap else 0.0)
         if not 0.0 <= self._mixing < 1.0:
             raise ValueError(f"`mixing` must be from 0 to below 1. Received: mixing={mixing}")
-        rule = strategy._rule if strategy._has_server() else None
+        rule = strategy.rule
         if rule is not None and (rule.name not in _PLAIN_RULES or rule.is_robust):
             raise ConfigError(
                 "With fragments the workers make the outer steps, so the rule of the server must "
@@ -95,6 +96,7 @@ class StreamingDiLoCo(Loop):
         self._is_under_way = False
         self._is_refused = False  # whether what is under way counts for nothing
         outer = chosen_outer(server_optimizer, strategy)
+        self._is_mean = rule is not None and rule.is_mean
         if outer is not None and outer.name == "adam":
             raise ConfigError(
                 "Fragments take their steps apart, which a rule that counts steps does not follow: "
@@ -228,9 +230,8 @@ class StreamingDiLoCo(Loop):
     def _send(self, fragment: int) -> None:
         if self._over_parties is not None:
             # A server that adds gets shares of the mean.
-            rule = self._strategy._rule
             value = self._pending.read_value()
-            if not rule.is_mean:
+            if not self._is_mean:
                 value *= tf.constant(1.0 / self.member[1], tf.float32)
             self._over_parties.begin(value, fragment, REFUSED_WEIGHT if self._is_refused else 1.0)
 
@@ -238,7 +239,7 @@ class StreamingDiLoCo(Loop):
         """Takes what has come down for the fragment that is under way."""
         fragment = self._flying
         if self._over_parties is not None:
-            is_dropped = self._is_refused and self._strategy._rule.is_mean
+            is_dropped = self._is_refused and self._is_mean
             merged = self._over_parties.end(is_sent=not is_dropped)
         elif self._in_party is not None:
             share = tf.constant(1.0 / self.member[1], tf.float32)

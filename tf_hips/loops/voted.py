@@ -22,9 +22,10 @@ import tensorflow as tf
 from tf_hips.callbacks.optimizers import parts, parts_of
 from tf_hips.errors import ConfigError
 from tf_hips.loops.meeting import Meeting
+from tf_hips.strategies.party import PartyStrategy
 
 
-def check(loop: Any, strategy: Any) -> None:
+def check(loop: Any, strategy: PartyStrategy) -> None:
     """Looks whether members of a loop can vote, if they do; then batches follow its rounds.
 
     Args:
@@ -34,12 +35,12 @@ def check(loop: Any, strategy: Any) -> None:
     Raises:
         ConfigError: what members of a group send could not be equal.
     """
-    if getattr(strategy, "_groups", None) is None:
+    if strategy.groups is None:
         return
     why_not = loop.why_not_voted()
     if why_not is not None:
         raise ConfigError(f"Members of a group that votes must send equal bytes: {why_not}")
-    seats = strategy._seats
+    seats = strategy.seats
     if seats is None:
         return
     steps = loop.steps_of_round()
@@ -59,7 +60,7 @@ def check(loop: Any, strategy: Any) -> None:
     seats.follow(steps, done)
 
 
-def check_optimizer(strategy: Any, model: Any, *, resets: bool) -> None:
+def check_optimizer(strategy: PartyStrategy, model: Any, *, resets: bool) -> None:
     """Looks whether slots of the inner optimizer are equal in a group.
 
     Args:
@@ -70,7 +71,7 @@ def check_optimizer(strategy: Any, model: Any, *, resets: bool) -> None:
     Raises:
         ConfigError: they would be those of other groups.
     """
-    if resets or getattr(strategy, "_seats", None) is None:
+    if resets or strategy.seats is None:
         return
     compiled = parts(getattr(model, "optimizer", None))
     for inner in parts_of(model):
@@ -89,15 +90,13 @@ def check_optimizer(strategy: Any, model: Any, *, resets: bool) -> None:
             )
 
 
-def begin(strategy: Any) -> None:
+def begin(strategy: PartyStrategy) -> None:
     """A loop has begun to count the steps of the next round."""
-    seats = getattr(strategy, "_seats", None)
-    if seats is not None:
-        seats.begin()
+    if strategy.seats is not None:
+        strategy.seats.begin()
 
 
-def note(strategy: Any, meeting: Meeting) -> None:
+def note(strategy: PartyStrategy, meeting: Meeting) -> None:
     """Members of all parties have met; where nothing was exchanged there was no round."""
-    seats = getattr(strategy, "_seats", None)
-    if seats is not None and meeting.is_void:
-        seats.skip()
+    if strategy.seats is not None and meeting.is_void:
+        strategy.seats.skip()

@@ -61,7 +61,12 @@ _LEAVE_DURABLE_S = 60.0
 
 
 class Client:
-    """A party's connection to the server above it, or to one of several that share the model."""
+    """A party's connection to the server above it, or to one of several that share the model.
+
+    Attributes:
+        link: what calls of a module of its own go over, beside the calls here.
+        wait_s: how long a call waits that the server answers when others have come.
+    """
 
     def __init__(
         self,
@@ -117,10 +122,10 @@ class Client:
         # Goes with every call, so it is short: it only tells this process from one that was, or is
         # by mistake, the same site's.
         self._process = uuid.uuid4().hex[:8]
-        self._link = Link(uplink, address, credentials, run, self._process)
-        self._transfers = Transfers(self._link)
-        self._wait_s = self._join_s = uplink.deadline_s
-        self._backups = Backups(self._link)
+        self.link = Link(uplink, address, credentials, run, self._process)
+        self._transfers = Transfers(self.link)
+        self.wait_s = self._join_s = uplink.deadline_s
+        self._backups = Backups(self.link)
         self._max_gather_bytes = 0
         self._is_durable = False
         self._chunks: tuple[int, ...] = ()  # of the model, at this server
@@ -175,7 +180,7 @@ class Client:
             PeerError: the server cannot be reached or refuses this party.
         """
         deadline_s = self._uplink.deadline_s
-        terms = read_terms(self._link.control("Terms", b"", deadline_s))
+        terms = read_terms(self.link.control("Terms", b"", deadline_s))
         self._shard.check(self._uplink.server, terms["shard"])
         if self._must_be_back and terms["is_over"]:
             raise PeerError(
@@ -183,7 +188,7 @@ class Client:
             )
         self._is_durable = terms["is_durable"]
         self._max_gather_bytes = terms["max_gather_bytes"]
-        self._wait_s = max(deadline_s, terms["round_timeout_s"] + _MARGIN_S)
+        self.wait_s = max(deadline_s, terms["round_timeout_s"] + _MARGIN_S)
         self._join_s = max(deadline_s, terms["join_timeout_s"] + _MARGIN_S)
         return [str(site) for site in terms["absent"]]
 
@@ -208,7 +213,7 @@ class Client:
             guards=self._guards or None,
         )
         fields = wire.from_json(
-            self._link.control("Join", request, self._join_s),
+            self.link.control("Join", request, self._join_s),
             child=int,
             parties=list,
             workers=list,
@@ -233,7 +238,7 @@ class Client:
         self._welcome = Welcome.from_fields(fields)
         votes = self._welcome.voting
         self._votes_by_digest = votes is not None and votes.is_by_digest
-        self._link.watch()
+        self.link.watch()
         return self._welcome
 
     def agree_model(self, shapes: Sequence[Sequence[int]], first_round: int = 0) -> None:
@@ -251,7 +256,7 @@ class Client:
         welcome = self._joined()
         model = Model(tuple(tuple(int(size) for size in shape) for shape in shapes))
         request = wire.to_json(shapes=model.shapes, round=first_round)
-        self._link.control("AgreeModel", request, self._wait_s)
+        self.link.control("AgreeModel", request, self.wait_s)
         self._agreed = Agreed(
             model, model.compressor(welcome.compression), model.compressor(welcome.downlink)
         )
@@ -271,7 +276,7 @@ class Client:
         """
         session = self._joined().session
         request = wire.to_json(session=session, round=round, number=gather)
-        self._link.control("BackedUp", request, self._wait_s)
+        self.link.control("BackedUp", request, self.wait_s)
 
     def offer(self, give: Give | None) -> None:
         """From now on gives a backup of this party to those that have lost theirs.
@@ -292,7 +297,7 @@ class Client:
             ProtocolError: what came is damaged, or does not fit here.
         """
         self._joined()
-        self._backups.fetch(intake, self._workers, self._wait_s)
+        self._backups.fetch(intake, self._workers, self.wait_s)
 
     def backup_messages(self, held: Held, workers: int) -> Iterator[bytes]:
         """The same as it comes, for a party of `workers` workers that has `held` of it."""
@@ -345,7 +350,7 @@ class Client:
         Raises:
             ProtocolError: as for `first_sync`.
         """
-        fetches = self._transfers.send_weights(what, read, self._wait_s)
+        fetches = self._transfers.send_weights(what, read, self.wait_s)
         self._is_synced = not fetches
         return fetches
 
@@ -362,7 +367,7 @@ class Client:
         Raises:
             ProtocolError: as for `first_sync`.
         """
-        self._transfers.fetch_weights(what, held, take, self._wait_s)
+        self._transfers.fetch_weights(what, held, take, self.wait_s)
         self._is_synced = True
 
     def exchange(self, round: int, packets: Packets, weight: float | None = None) -> Packets:
@@ -437,10 +442,10 @@ class Client:
             call = WayUp(
                 functools.partial(passage.batches, chunks), resumes=ballot.waits(count == 0)
             )
-            stream = self._link.stub("stream_stream", "Exchange", patience.left_s)(
-                self._link.metered(moving(call.messages(), patience, count == first)),
+            stream = self.link.stub("stream_stream", "Exchange", patience.left_s)(
+                self.link.metered(moving(call.messages(), patience, count == first)),
                 metadata=(
-                    *self._link.metadata(number, count),
+                    *self.link.metadata(number, count),
                     *say_held(have),
                     *said,
                     *ballot.metadata,
@@ -483,7 +488,7 @@ class Client:
                     f"{self._uplink.server}, which ended it after {len(have)}."
                 )
 
-        self._link.persist("Exchange", self._wait_s, attempt)
+        self.link.persist("Exchange", self.wait_s, attempt)
 
     def _ballot(self, passage: Passage) -> Ballot:
         return Ballot(self._votes_by_digest, passage, self._chunks)
@@ -523,7 +528,7 @@ class Client:
         if len(payload) > limit:
             raise ProtocolError(too_long(len(payload), limit))
         packet = memoryview(to_packet(label, payload))
-        return self._transfers.gather(number, packet, limit, num_parties, self._wait_s, go_on)
+        return self._transfers.gather(number, packet, limit, num_parties, self.wait_s, go_on)
 
     def failed(self, text: str) -> None:
         """Says that this party's last step ended with an error, which its script may have caught.
@@ -532,11 +537,11 @@ class Client:
         10 s, the run ends for all with `text`. A server that cannot be reached is no error: the
         next call says what is wrong.
         """
-        if self._welcome is None or self._link.is_closed or self._link.ended is not None:
+        if self._welcome is None or self.link.is_closed or self.link.ended is not None:
             return
         try:
             timeout_s = min(self._uplink.deadline_s, _LEAVE_S)
-            self._link.once("Failed", wire.to_json(text=text[:1000]), 0, timeout_s)
+            self.link.once("Failed", wire.to_json(text=text[:1000]), 0, timeout_s)
         except (grpc.RpcError, TfHipsError) as error:
             log.warning(
                 "That a step failed was not heard by %s: %s", self._uplink.server, detail(error)
@@ -549,14 +554,14 @@ class Client:
         runs may be starting again, so it is tried for a minute. A second call does nothing.
         """
         try:
-            is_heard = not self._link.is_closed and self._link.ended is None
+            is_heard = not self.link.is_closed and self.link.ended is None
             if is_heard and (self._welcome is not None or self._is_joining):
                 timeout_s = min(self._uplink.deadline_s, _LEAVE_S)
                 request = wire.to_json(reason=reason)
                 if self._is_durable and self._welcome is not None:
-                    self._link.control("Leave", request, max(timeout_s, _LEAVE_DURABLE_S))
+                    self.link.control("Leave", request, max(timeout_s, _LEAVE_DURABLE_S))
                 else:
-                    self._link.once("Leave", request, 0, timeout_s)
+                    self.link.once("Leave", request, 0, timeout_s)
         except (grpc.RpcError, TfHipsError) as error:
             log.warning(
                 "Leaving the run was not heard by %s: %s", self._uplink.server, detail(error)
@@ -566,11 +571,11 @@ class Client:
 
     def close(self) -> None:
         """Closes the connection without leaving the run."""
-        self._link.close()
+        self.link.close()
 
     def wire_bytes(self) -> WireBytes:
         """Bytes that crossed this client's sockets so far, closed connections included."""
-        return self._link.meter.read()
+        return self.link.meter.read()
 
     @property
     def is_back(self) -> bool:
@@ -579,11 +584,11 @@ class Client:
 
     def ended(self, method: str) -> TfHipsError | None:
         """What `method` raises after the run has ended; None: it has not, or was not heard to."""
-        return self._link.end_error(method) if self._link.ended is not None else None
+        return self.link.end_error(method) if self.link.ended is not None else None
 
     def on_end(self, tell: Callable[[], None]) -> None:
         """From now on `tell` is called, by any thread, when this client hears of the run's end."""
-        self._link.on_end = tell
+        self.link.on_end = tell
 
     def _joined(self) -> Welcome:
         if self._welcome is None:

@@ -29,10 +29,9 @@ from tf_hips.errors import ProtocolError, TfHipsError
 from tf_hips.esync.pacer import Assignment, Pacer, Report
 from tf_hips.esync.rule import Pace
 from tf_hips.ps import wire
-from tf_hips.ps.client import Client
 from tf_hips.ps.members import Caller
 from tf_hips.ps.session import MAX_ROUND, Session
-from tf_hips.ps.shards import ShardedClient
+from tf_hips.ps.shards import Connection
 from tf_hips.ps.wire import Call
 
 METHOD = "Pace"
@@ -224,16 +223,14 @@ def _assigned(found: Assignment | None) -> bytes:
 class PaceClient:
     """A child's end. `report`, `assignment` and `is_stopped` belong to one thread."""
 
-    def __init__(self, client: Client | ShardedClient, pace: Pace) -> None:
+    def __init__(self, client: Connection, pace: Pace) -> None:
         """Says nothing yet.
 
         Args:
             client: the child's connection; of several servers the first one paces.
             pace: the rule's parameters, equal at all children.
         """
-        # The link is what `Client` and this class share; a client has calls of its own only.
-        first = client._clients[0] if isinstance(client, ShardedClient) else client
-        self._link = first._link
+        self._link = client.link
         self._pace = pace
         self._call: _Hearing | None = None
 

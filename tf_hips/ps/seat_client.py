@@ -20,8 +20,7 @@ class SeatClient:
         if not isinstance(client, Client):
             raise ProtocolError("Parties that vote must have one server. Received: several")
         self._client = client
-        # The link is what `Client` and this class share; a client has calls of its own only.
-        self._link, self._wait_s = client._link, client._wait_s
+        self._link, self._wait_s = client.link, client.wait_s
 
     def seat(self, round: int) -> Seat:
         """Where this party sits in a round: what it hears of its group.

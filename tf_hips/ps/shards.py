@@ -29,6 +29,7 @@ from tf_hips.ps import wire
 from tf_hips.ps.assignment import MAX_SHARDS, Shard
 from tf_hips.ps.backups import Give
 from tf_hips.ps.client import Client
+from tf_hips.ps.link import Link
 from tf_hips.ps.parcel import Held, Intake
 from tf_hips.ps.passing import Described, Passage, ReadWeights
 from tf_hips.ps.sockets import WireBytes
@@ -198,6 +199,11 @@ class ShardedClient:
                     halt.set()
 
             _together(tasks, halt_all)
+
+    @property
+    def link(self) -> Link:
+        """As of `Client`; where one server speaks for all it is shard 0's."""
+        return self._clients[0].link
 
     @property
     def max_gather_bytes(self) -> int:

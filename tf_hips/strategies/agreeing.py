@@ -21,10 +21,13 @@ import json
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tf_hips import log
 from tf_hips.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from tf_hips.strategies.party import PartyStrategy
 
 Named = list[tuple[str, Any]]
 """Whose values they are, and the values."""
@@ -109,7 +112,7 @@ class Doubted:
             )
 
 
-def doubted(strategy: Any) -> Doubted | None:
+def doubted(strategy: "PartyStrategy") -> Doubted | None:
     """The parties that keep step with this one below a robust rule; None: all are believed.
 
     Args:

@@ -5,13 +5,31 @@ One process is one replica on one device, so most is what TensorFlow's strategy 
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from tensorflow.python.distribute import distribute_lib, one_device_strategy
 
 from tf_hips.comm import primitives
 from tf_hips.strategies import gathering
+
+if TYPE_CHECKING:
+
+    class Strategy:
+        """What is used of TensorFlow's, so that a name that none of ours has is found."""
+
+        num_replicas_in_sync: int
+        extended: Any
+        scope: Callable[[], Any]
+        reduce: Callable[..., Any]
+        gather: Callable[..., Any]
+
+        def __init__(self, extended: Any) -> None: ...
+
+        def run(self, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
+            """Runs `fn` on this replica."""
+else:
+    Strategy = tf.distribute.Strategy
 
 
 class Extended(one_device_strategy.OneDeviceExtended):
@@ -51,7 +69,7 @@ class Extended(one_device_strategy.OneDeviceExtended):
         del destinations, options
         strategy = self._container_strategy()
         flat = tf.nest.flatten(value)
-        return tf.nest.pack_sequence_as(value, strategy._reduce_exactly(flat, _is_mean(reduce_op)))
+        return tf.nest.pack_sequence_as(value, strategy.reduce_exactly(flat, _is_mean(reduce_op)))
 
     def _gather_to_implementation(
         self, value: Any, destinations: Any, axis: Any, options: Any
@@ -74,18 +92,18 @@ class Extended(one_device_strategy.OneDeviceExtended):
         strategy = self._container_strategy()
         if strategy._reduced is not None:
             return strategy._reduce_gradients(values, *strategy._reduced)
-        return strategy._reduce_exactly(values, _is_mean(reduce_op))
+        return strategy.reduce_exactly(values, _is_mean(reduce_op))
 
     def _call_for_each_replica(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         strategy = self._container_strategy()
-        with tf.device(self._device), _ReplicaContext(strategy, strategy._replica()):
+        with tf.device(self._device), _ReplicaContext(strategy, strategy.replica()):
             return fn(*args, **kwargs)
 
     def _experimental_distribute_values_from_function(self, value_fn: Callable[..., Any]) -> Any:
         strategy = self._container_strategy()
         return value_fn(
             tf.distribute.experimental.ValueContext(
-                replica_id_in_sync_group=strategy._replica(),
+                replica_id_in_sync_group=strategy.replica(),
                 num_replicas_in_sync=self._num_replicas_in_sync,
             )
         )

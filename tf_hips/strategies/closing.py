@@ -2,7 +2,7 @@
 """Callbacks that a strategy puts into a `fit`: the last one, and stand-ins for some of Keras'."""
 
 import itertools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
@@ -16,11 +16,16 @@ from tf_hips.strategies import agreeing
 from tf_hips.strategies.adapted import adapted, check_equal, is_adapted
 from tf_hips.strategies.logs import digests
 
+if TYPE_CHECKING:
+    from tf_hips.strategies.party import PartyStrategy
+
 
 class Closing(keras.callbacks.Callback):
     """The last callback: what ranks must agree on at the ends of an epoch."""
 
-    def __init__(self, strategy: Any, arguments: dict[str, Any], steps_per_execution: int) -> None:
+    def __init__(
+        self, strategy: "PartyStrategy", arguments: dict[str, Any], steps_per_execution: int
+    ) -> None:
         super().__init__()
         self._strategy = strategy
         self._epochs = (arguments.get("initial_epoch", 0), arguments.get("epochs", 1))
@@ -32,7 +37,7 @@ class Closing(keras.callbacks.Callback):
         """What is iterated for `dataset`, such that each epoch is its own pass."""
         self._feed = Feed(
             dataset,
-            self._strategy._make_variable,
+            self._strategy.make_variable,
             initial_epoch=self._epochs[0],
             steps_per_epoch=self._steps_per_epoch,
             steps_per_execution=self._steps_per_execution,
@@ -48,7 +53,7 @@ class Closing(keras.callbacks.Callback):
         own = [None if steps is None else int(steps), self.model._initial_epoch or first, last]
         mine = [own, self._digests_if_equal(), adapted(self.model)]
         what, parties = "the length of `fit`", agreeing.doubted(self._strategy)
-        told_by_all = self._strategy._gather_objects(mine, what)
+        told_by_all = self._strategy.gather_objects(mine, what)
         told_by_all = agreeing.sound(parties, told_by_all, _is_beginning, what)
 
         def compared(place: int, what: str) -> agreeing.Named:
@@ -102,7 +107,7 @@ class Closing(keras.callbacks.Callback):
             return
         mine = [bool(self.model.stop_training), digests(_replicated(self.model))]
         what, parties = "whether to stop after an epoch", agreeing.doubted(self._strategy)
-        told_by_all = self._strategy._gather_objects(mine, what)
+        told_by_all = self._strategy.gather_objects(mine, what)
         told_by_all = agreeing.sound(parties, told_by_all, _is_end, what)
         self.model.stop_training = any(wish for wish, _ in filter(None, told_by_all))
         what = f"the model after epoch {epoch + 1}"
@@ -119,7 +124,7 @@ class Closing(keras.callbacks.Callback):
     def _digests_if_equal(self) -> list[int] | None:
         """What this worker begins with, unless it is going to get the first worker's anyway."""
         variables = _replicated(self.model)
-        is_equal = self._strategy._beginning.is_equal(variables)
+        is_equal = self._strategy.beginning.is_equal(variables)
         return digests(variables) if is_equal else None
 
     def _begin_equal(self, everyone: agreeing.Named) -> None:
@@ -127,13 +132,13 @@ class Closing(keras.callbacks.Callback):
         different = self._difference(everyone)
         if not different:
             return
-        if self._strategy._beginning.first_sync is not None:
+        if self._strategy.beginning.first_sync is not None:
             raise ProtocolError(
                 f"All workers must begin with the same weights. Received: {different}; load them "
                 "on all workers."
             )
         log.warning("Before this `fit` %s. Those of rank 0 are taken.", different)
-        self._strategy._beginning.make_equal_in_party(_replicated(self.model))
+        self._strategy.beginning.make_equal_in_party(_replicated(self.model))
 
     def _difference(self, everyone: agreeing.Named) -> str:
         """Who has what that the first of them has not; "" for nobody."""

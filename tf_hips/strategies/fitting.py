@@ -15,7 +15,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
@@ -29,6 +29,9 @@ from tf_hips.strategies.adapted import adapted, check_equal, is_adapted
 from tf_hips.strategies.closing import AtEpochEnds, Closing, Restoring
 from tf_hips.strategies.failures import Failures
 
+if TYPE_CHECKING:
+    from tf_hips.strategies.party import PartyStrategy
+
 # Callbacks of Keras that only write down what all ranks know alike. Not their subclasses: these may
 # do more, which all ranks must do.
 _REPORTERS = (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard, keras.callbacks.RemoteMonitor)
@@ -39,7 +42,7 @@ Method = Callable[..., Any]
 class Fitting:
     """Methods of one strategy's Keras models; each takes Keras' own method and its arguments."""
 
-    def __init__(self, strategy: Any, failures: Failures) -> None:
+    def __init__(self, strategy: "PartyStrategy", failures: Failures) -> None:
         """Nothing runs yet.
 
         Args:
@@ -51,10 +54,6 @@ class Fitting:
         self.num_fits = 0  # that have begun
         self._running: list[str] = []
         self._awaiting: Closing | None = None  # a `fit` whose data have not come yet
-
-    def may_write(self) -> bool:
-        """Whether this process is the one that saves models: rank 0 of a party that does."""
-        return primitives.rank() == 0 and bool(self._strategy._run.saves)
 
     def compile(self, method: Method, model: keras.Model, args: Any, kwargs: Any) -> Any:
         """Refuses a model that was built without the strategy."""
@@ -88,7 +87,7 @@ class Fitting:
             arguments["callbacks"] = [*self._for_this_rank(callbacks), closing]
         if self._strategy.global_rank and arguments.get("verbose", "auto") == "auto":
             arguments["verbose"] = 0  # one progress bar, not one for each worker
-        loan = self._strategy._loan
+        loan = self._strategy.loan
         on_loan = (
             contextlib.nullcontext()
             if loan is None
@@ -117,7 +116,7 @@ class Fitting:
     def train_on_batch(self, method: Method, model: keras.Model, args: Any, kwargs: Any) -> Any:
         """One step; returns loss and metrics of all workers' batches."""
         _check(model, self._strategy)
-        if self._strategy._loan is not None:
+        if self._strategy.loan is not None:
             raise ProtocolError(
                 "A model whose strategy serves a loop is trained by the loop's `fit`, which lets "
                 "workers meet. Received: `train_on_batch`"
@@ -134,7 +133,7 @@ class Fitting:
         """What Keras asks for at the end of an epoch and of an evaluation."""
         if not self._running:
             return method(*args, **kwargs)
-        loan = self._strategy._loan
+        loan = self._strategy.loan
         if self._running[-1] == "fit" and loan is not None and loan.is_open:
             loan.owner.close_epoch()
         if self._running[-1] == "fit" and not self._strategy._is_alone():
@@ -148,7 +147,7 @@ class Fitting:
             ProtocolError: the parties have different weights, or workers have layers that have
                 learned different things by `adapt`; on all ranks.
         """
-        strategy, beginning = self._strategy, self._strategy._beginning
+        strategy, beginning = self._strategy, self._strategy.beginning
         is_evaluation = self._running in (["evaluate"], ["test_on_batch"])
         if not is_evaluation or hooks.is_local() or strategy._is_alone():
             return
@@ -156,7 +155,7 @@ class Fitting:
             return
         own = [logs.digests(model.weights), adapted(model)]
         what = "weights before training"
-        told_by_all = strategy._gather_objects(own, what)
+        told_by_all = strategy.gather_objects(own, what)
         parties = agreeing.doubted(strategy)
         told_by_all = agreeing.sound(parties, told_by_all, _is_weights, what)
         everyone = agreeing.compared(parties, told_by_all, own, lambda one: one, what)
@@ -185,7 +184,7 @@ class Fitting:
         strategy = self._strategy
 
         def gather(own: Any, label: str) -> list[Any]:
-            told_by_all = strategy._gather_objects(own, label)
+            told_by_all = strategy.gather_objects(own, label)
             return agreeing.sound(
                 agreeing.doubted(strategy), told_by_all, lambda one: _is_like(one, own), label
             )
@@ -223,7 +222,7 @@ class Fitting:
             )
 
     def _total(self, values: Sequence[tf.Tensor], operations: Sequence[str]) -> list[tf.Tensor]:
-        total: list[tf.Tensor] = self._strategy._reduce_exactly(
+        total: list[tf.Tensor] = self._strategy.reduce_exactly(
             values, is_mean=False, operations=operations
         )
         return total
@@ -252,7 +251,7 @@ class Fitting:
         for callback in flat:
             if isinstance(callback, keras.callbacks.TerminateOnNaN):
                 kept.append(AtEpochEnds(callback))
-            elif self.may_write():
+            elif self._strategy.may_write():
                 kept.append(callback)
             elif isinstance(callback, keras.callbacks.BackupAndRestore):
                 kept.append(Restoring(callback))
@@ -267,7 +266,7 @@ def _flat(callbacks: Any) -> list[Any]:
     return list(tf.nest.flatten(callbacks))
 
 
-def _check(model: keras.Model, strategy: Any) -> None:
+def _check(model: keras.Model, strategy: "PartyStrategy") -> None:
     if model.jit_compile is True:
         raise ValueError(
             "`jit_compile` must be False under a strategy of tf_hips: collectives have no XLA "

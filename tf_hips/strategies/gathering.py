@@ -6,12 +6,15 @@ puts the bits of its value into a place of its own between zeros; the sum of int
 values, exactly, and the price is that of a sum of the whole.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from tf_hips.comm import primitives
 from tf_hips.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from tf_hips.strategies.party import PartyStrategy
 
 # What bits travel as, by the bytes of an element; 16 bytes are two, on an axis of their own.
 _INTEGERS = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int64, 16: tf.int64}
@@ -19,7 +22,7 @@ _INTEGERS = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int64, 16: tf.int64}
 _AS_BITS = (tf.bfloat16, tf.uint32, tf.uint64, tf.complex64, tf.complex128)
 
 
-def gather(strategy: Any, value: Any, axis: Any) -> tf.Tensor:
+def gather(strategy: "PartyStrategy", value: Any, axis: Any) -> tf.Tensor:
     """Joins the values of all replicas along `axis`, by the number of the replica.
 
     Args:
@@ -53,7 +56,7 @@ def gather(strategy: Any, value: Any, axis: Any) -> tf.Tensor:
     return tf.transpose(joined, back)
 
 
-def with_gradient(strategy: Any, value: Any, axis: Any) -> tf.Tensor:
+def with_gradient(strategy: "PartyStrategy", value: Any, axis: Any) -> tf.Tensor:
     """`gather` with a gradient: this replica's rows of the sum of all replicas' gradients."""
 
     @tf.custom_gradient
@@ -61,9 +64,9 @@ def with_gradient(strategy: Any, value: Any, axis: Any) -> tf.Tensor:
         result = gather(strategy, tensor, axis)
 
         def back(upstream: tf.Tensor) -> tf.Tensor:
-            [total] = strategy._reduce_exactly([upstream], is_mean=False, operations="whole")
+            [total] = strategy.reduce_exactly([upstream], is_mean=False, operations="whole")
             lengths = gather(strategy, tf.shape(tensor)[axis][None], 0)
-            begin = tf.reduce_sum(lengths[: strategy._replica()])
+            begin = tf.reduce_sum(lengths[: strategy.replica()])
             rows = tf.range(begin, begin + tf.shape(tensor)[axis])
             return tf.gather(total, rows, axis=axis)
 
@@ -72,10 +75,10 @@ def with_gradient(strategy: Any, value: Any, axis: Any) -> tf.Tensor:
     return joined(tf.convert_to_tensor(value))
 
 
-def _over_parties(strategy: Any, rows: tf.Tensor) -> tf.Tensor:
-    number, workers = strategy._replica(), strategy.num_replicas_in_sync
+def _over_parties(strategy: "PartyStrategy", rows: tf.Tensor) -> tf.Tensor:
+    number, workers = strategy.replica(), strategy.num_replicas_in_sync
     if tf.executing_eagerly():
-        lengths = strategy._gather_objects(int(rows.shape[0]), "the lengths of gathered values")
+        lengths = strategy.gather_objects(int(rows.shape[0]), "the lengths of gathered values")
         if None in lengths:
             raise ProtocolError(
                 "`gather` needs the values of all parties, and the server's quorum has gone on "
@@ -92,7 +95,7 @@ def _over_parties(strategy: Any, rows: tf.Tensor) -> tf.Tensor:
     wide = tf.cast(bits, tf.int64 if bits.dtype == tf.int64 else tf.int32)
     before, after = sum(lengths[:number]), sum(lengths[number + 1 :])
     padding = [[before, after], *([0, 0] for _ in range(bits.shape.rank - 1))]
-    [total] = strategy._reduce_exactly([tf.pad(wide, padding)], is_mean=False, operations="whole")
+    [total] = strategy.reduce_exactly([tf.pad(wide, padding)], is_mean=False, operations="whole")
     return _of_bits(tf.cast(total, bits.dtype), rows.dtype)
 
 

@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from tf_hips import log
 from tf_hips.comm import primitives
-from tf_hips.data.seats import Seats
 from tf_hips.errors import ProtocolError
+from tf_hips.ops.native import derive_seed
 from tf_hips.ps.seat_client import SeatClient
 from tf_hips.ps.shards import Connection
 from tf_hips.ps.welcome import Welcome
@@ -22,14 +22,12 @@ from tf_hips.strategies.replicas import on_rank_0
 class GroupedStrategy(PartyStrategy):
     """What of a strategy depends on the group that its party sits in; without votes nothing."""
 
-    _groups: Groups | None = None  # set once the run is joined, where parties vote
-
     def noise_group(self) -> tuple[int, int]:
         """Which group of workers this one shares the noise of its model with, and of how many.
 
         Where workers sit in other groups in every round, all of them have the same.
         """
-        return (0, 1) if self._seats is not None else self.sample_group()
+        return (0, 1) if self.seats is not None else self.sample_group()
 
     def sampling_seed(self, step: Any = None) -> tf.Tensor:
         """The seed of this worker's group in a step, int64: for noise that a group has in common.
@@ -42,19 +40,19 @@ class GroupedStrategy(PartyStrategy):
         Raises:
             ProtocolError: parties do not vote in groups, or a loop counts local steps.
         """
-        if self._groups is None:
+        if self.groups is None:
             raise ProtocolError(
                 "Only parties that vote have groups: `rule=tf_hips.robust.detox.Detox(...)`."
             )
-        if self._loan is not None:
+        if self.loan is not None:
             raise ProtocolError(
                 "Seeds of groups are of steps that are rounds. Received: a strategy that serves a "
                 "loop, whose rounds have local steps"
             )
         if step is None:
             made = next((made.step for made in self._sums.values()), None)
-            step = tf.constant(self._groups.first, tf.int64) if made is None else made.read_value()
-        return self._groups.sampling_seed(step)
+            step = tf.constant(self.groups.first, tf.int64) if made is None else made.read_value()
+        return self.groups.sampling_seed(step)
 
     def _sit_down(self, welcome: Welcome | None, connected: Callable[[], Connection]) -> None:
         """Where parties vote in groups, finds this one's, and says what decides on its bits."""
@@ -70,9 +68,9 @@ class GroupedStrategy(PartyStrategy):
             if differs is not None:
                 log.warning("%s. Votes are tolerant, so the run goes on.", differs)
 
-        rank, seed = primitives.rank(), self._run.seed
+        rank, seed = primitives.rank(), self.config.seed
         try:
-            self._groups = Groups(votes, welcome, seed, self._failures.kept(ask))
+            self.groups = Groups(votes, welcome, seed, self.failures.kept(ask))
             facts = replica_facts()
             on_rank_0(lambda: say(facts))
         except BaseException as error:
@@ -81,21 +79,19 @@ class GroupedStrategy(PartyStrategy):
             raise
 
     @property
-    def _seats(self) -> Seats | None:
-        """In which group this worker sits in each round; None: nobody votes, or groups stay."""
-        return self._groups.seats if self._groups is not None else None
-
-    @property
-    def _codec_seed(self) -> Callable[[tf.Tensor], tf.Tensor] | None:
-        """What says the seed of this party's packets in a round; None: it is its own."""
-        return self._groups.sampling_seed if self._groups is not None else None
+    def _codec_seed(self) -> int | Callable[[tf.Tensor], tf.Tensor]:
+        """The seed of this party's packets, or what says it for a round where a group shares it."""
+        if self.groups is not None:
+            return self.groups.sampling_seed
+        site = self.config.uplink.site if self.config.uplink else ""
+        return derive_seed(self.config.seed, f"party/{site}")
 
     def _open_round(self, number: int) -> None:
         """Round `number` is the next one."""
-        if self._groups is not None:
-            self._groups.open(number)
+        if self.groups is not None:
+            self.groups.open(number)
 
     def _check_rounds(self, optimizer: Any) -> None:
         """Raises ConfigError if an optimizer would take steps that are no rounds."""
-        if self._seats is not None:
+        if self.seats is not None:
             check_steps(optimizer)

@@ -48,7 +48,6 @@ from tf_hips.ops.compressor import (
     parse,
     resolve,
 )
-from tf_hips.ops.native import derive_seed
 from tf_hips.ps import exits
 from tf_hips.ps import rules as update_rules
 from tf_hips.ps.rules import UpdateRule
@@ -57,12 +56,13 @@ from tf_hips.ps.welcome import Welcome
 from tf_hips.ps.wire import REFUSED_WEIGHT
 from tf_hips.strategies import lying
 from tf_hips.strategies.agreeing import as_text, doubted, from_texts
-from tf_hips.strategies.connected import ConnectedStrategy
+from tf_hips.strategies.backups import PartyBackups
+from tf_hips.strategies.chosen import chosen_compression, chosen_intra
+from tf_hips.strategies.connected import ConnectedStrategy, waiting_for_round
 from tf_hips.strategies.gradients import Gradient, GradientSum, Summing
 from tf_hips.strategies.in_party import InParty
 from tf_hips.strategies.loan import WORKER
 from tf_hips.strategies.over_parties import ExactReduction
-from tf_hips.strategies.party import chosen_compression, chosen_intra
 from tf_hips.strategies.replicas import on_rank_0
 from tf_hips.strategies.rules import (
     Robust,
@@ -166,10 +166,9 @@ class HierarchicalPS(ConnectedStrategy):
             self._up.for_sums if downlink == _SAME else check_for_sums(_compressor(downlink))
         )
         check_makes_packets(self._down, "downlink", may_be_mixed=True)
-        self._rule = chosen_rule(rule_of_both(rule, robust_global), config)
+        wanted = chosen_rule(rule_of_both(rule, robust_global), config)
         self._robust_local = chosen_local(robust_local, config, has_servers=is_single)
         local = None if local_compression is None else resolve(local_compression)
-        self._above: Compressor | None = None  # how the party's own server sends, where it has one
         if is_single:
             if plan is not None or topology is not None or comp_threshold:
                 raise ValueError(
@@ -177,7 +176,7 @@ class HierarchicalPS(ConnectedStrategy):
                     f'`intra="ps"` makes none. Received: plan={plan!r}, topology={topology!r}, '
                     f"comp_threshold={comp_threshold!r}"
                 )
-            self._above = check_for_sums(self._up)
+            self.above = check_for_sums(self._up)
             self._up = check_makes_packets(
                 local or algorithms.fp32(), "local_compression", may_be_mixed=True
             )
@@ -187,7 +186,6 @@ class HierarchicalPS(ConnectedStrategy):
         if any(codec.for_sums != codec for codec in codecs):
             check_for_sums(self._up)
         self._statistics: dict[tuple[str, ...], Statistics] = {}
-        self._seconds_in_rounds = 0.0
         super().__init__(nonfinite, config)
         if is_single and primitives.size() > 1:
             raise ValueError(
@@ -197,19 +195,19 @@ class HierarchicalPS(ConnectedStrategy):
             )
         self._exact = ExactReduction(
             self._gather_bytes,
-            self._failures,
-            lambda: self._welcome.workers if self._welcome is not None else (),
+            self.failures,
+            lambda: self.welcome.workers if self.welcome is not None else (),
             lambda: doubted(self),
         )
-        if self._run.uplink is not None:
+        if self.config.uplink is not None:
             if nonfinite == "propagate":
                 raise ValueError(
                     '`nonfinite` must be "raise" or "zero" with an uplink: a server refuses what '
                     "is not finite. Received: nonfinite='propagate'"
                 )
-            self._join()
-            self._sit_down(self._welcome, self._connected)
-            self._beginning.first_sync = self._first_sync
+            self._join(wanted)
+            self._sit_down(self.welcome, self._connected)
+            self.beginning.first_sync = self._first_sync
             exits.watch()
             atexit.register(self.close)
         elif primitives.rank() == 0:
@@ -224,18 +222,18 @@ class HierarchicalPS(ConnectedStrategy):
             return
         self._is_closed = True
         atexit.unregister(self.close)
-        if self._client is not None:
+        if self.client is not None:
             # In a notebook the last error may be long over; in a script it is what ended it.
             last = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
             error = sys.exc_info()[1] or last
             if isinstance(error, tf.errors.OpError):
-                error = self._failures.first or error
+                error = self.failures.first or error
             if reason is None:
                 reason = exits.reason(error)
-            if reason is not None and self._run.comes_back:
-                self._client.close()
+            if reason is not None and self.config.comes_back:
+                self.client.close()
             else:
-                self._client.leave(reason)
+                self.client.leave(reason)
             sent, received = self._read_bytes()
             self.write_event(
                 "left",
@@ -245,45 +243,44 @@ class HierarchicalPS(ConnectedStrategy):
                 gathers=self._num_gathers,
                 gathered_bytes=self._gathered_bytes,
             )
-        self._events.close()
+        self.events.close()
 
-    def _join(self) -> None:
-        facts = on_rank_0(self._join_server)
+    def _join(self, wanted: UpdateRule | None) -> None:
+        facts = on_rank_0(lambda: self._join_server(wanted))
         # Tuples become lists on the way, so rank 0 goes the same way as the others.
         facts = primitives.broadcast_object(facts)
-        self._welcome = Welcome.from_fields(facts)
-        self._down = parse(self._welcome.downlink)
-        self._rule = update_rules.parse(self._welcome.rule)
+        self.welcome = Welcome.from_fields(facts)
+        self._down = parse(self.welcome.downlink)
+        self.rule = update_rules.parse(self.welcome.rule)
+        self.backups = PartyBackups(self)
 
-    def _join_server(self) -> dict[str, Any]:
-        uplink = self._run.uplink
+    def _join_server(self, wanted: UpdateRule | None) -> dict[str, Any]:
+        uplink = self.config.uplink
         if uplink is None:
             raise ProtocolError("A party joins a server only with an uplink in its configuration.")
         began = time.monotonic()
         client = connect(
-            uplink, self._run.run, primitives.size(), must_be_back=self._run.attempt > 0
+            uplink, self.config.run, primitives.size(), must_be_back=self.config.attempt > 0
         )
         try:
-            wanted = None if self._rule is None else self._rule.text
-            above = None if self._above is None else self._above.text
-            welcome = client.join(self._up.text, self._down.text, self._run.seed, wanted, above)
+            rule = None if wanted is None else wanted.text
+            above = None if self.above is None else self.above.text
+            welcome = client.join(self._up.text, self._down.text, self.config.seed, rule, above)
             check_local(self._robust_local, welcome, uplink.server)
         except BaseException:
             client.close()  # gRPC waits for a channel left open when the process ends, for ever
             raise
-        self._client = client
+        self.client = client
         facts = dataclasses.asdict(welcome)
         self.write_event("joined", seconds=time.monotonic() - began, **facts)
         return facts
-
-    def _has_server(self) -> bool:
-        return self._welcome is not None
 
     def _num_workers(self) -> int:
         welcome = self._together()
         return sum(welcome.workers) if welcome is not None else super()._num_workers()
 
-    def _replica(self) -> int:
+    def replica(self) -> int:
+        """Number of this worker among those over which gradients are summed."""
         if self._apart == WORKER:
             return 0
         return self.global_rank if self._together() is not None else primitives.rank()
@@ -294,53 +291,53 @@ class HierarchicalPS(ConnectedStrategy):
         Over all parties, also where they train apart: each has data of its own. Of groups that
         are drawn for each step `shard` asks by itself.
         """
-        if self._welcome is None or self._seats is not None:
+        if self.welcome is None or self.seats is not None:
             return self._row_group()
-        return self._welcome.first_group + primitives.rank(), self._welcome.groups
+        return self.welcome.first_group + primitives.rank(), self.welcome.groups
 
     def _row_group(self) -> tuple[int, int]:
-        number = sum(self._welcome.workers) if self._welcome is not None else primitives.size()
+        number = sum(self.welcome.workers) if self.welcome is not None else primitives.size()
         return self.global_rank, number
 
     @property
     def global_rank(self) -> int:
         """Number of this worker among those of all parties, from 0, in the order of the parties."""
-        before = self._welcome.workers[: self._welcome.child] if self._welcome is not None else ()
+        before = self.welcome.workers[: self.welcome.child] if self.welcome is not None else ()
         return sum(before) + primitives.rank()
 
     def _is_alone(self) -> bool:
-        is_in_party = self._welcome is None or self._apart is not None
+        is_in_party = self.welcome is None or self._apart is not None
         return is_in_party and super()._is_alone()
 
     def _codecs(self) -> dict[str, Compressor | None]:
-        if self._welcome is None:
+        if self.welcome is None:
             return self._in_party.codecs()
-        if self._above is not None:
+        if self.above is not None:
             return {"compression": self._up, "downlink": self._down}
         return {"compression": self._up, "downlink": self._down, **self._in_party.codecs()}
 
     def _way_facts(self) -> dict[str, Any]:
         facts = self._in_party.facts()
-        if self._rule is not None and self._rule.gives_steps:
-            facts["rule"] = str(self._rule)
-        if self._above is not None:
-            facts["above"] = self._above.text
+        if self.rule is not None and self.rule.gives_steps:
+            facts["rule"] = str(self.rule)
+        if self.above is not None:
+            facts["above"] = self.above.text
         return facts
 
     def _has_kept_rule(self) -> bool:
-        is_above = self._above is not None and self._above.has_state  # at the party's server
-        return is_above or (self._rule is not None and self._rule.keeps_state)
+        is_above = self.above is not None and self.above.has_state  # at the party's server
+        return is_above or (self.rule is not None and self.rule.keeps_state)
 
     def _check_optimizer(self, optimizer: Any) -> None:
-        if self._rule is not None and self._loan is None:
-            check_optimizer(self._rule, optimizer)
+        if self.rule is not None and self.loan is None:
+            check_optimizer(self.rule, optimizer)
         self._check_rounds(optimizer)
 
     def _counts_steps(self) -> bool:
-        return self._welcome is None or self._apart is not None
+        return self.welcome is None or self._apart is not None
 
     def _check_new_sum(self) -> None:
-        if self._welcome is not None and self._num_sums and self._apart is None:
+        if self.welcome is not None and self._num_sums and self._apart is None:
             raise ValueError(
                 "A run with an uplink trains one model with one optimizer; a loop (FedAvg) may "
                 "have several in its local steps, as a GAN has. Received: gradients of other "
@@ -348,8 +345,8 @@ class HierarchicalPS(ConnectedStrategy):
             )
 
     def _note_failure(self, error: BaseException) -> None:
-        if self._client is not None and not self._is_closed and not self._run.comes_back:
-            self._client.failed(f"{type(error).__name__}: {error}")
+        if self.client is not None and not self._is_closed and not self.config.comes_back:
+            self.client.failed(f"{type(error).__name__}: {error}")
 
     def _over_parties(
         self, tensors: Sequence[tf.Tensor], label: str, operation: str | Sequence[str] = "sum"
@@ -358,7 +355,8 @@ class HierarchicalPS(ConnectedStrategy):
             return list(tensors)
         return self._exact(tensors, label, operation)
 
-    def _gather_objects(self, value: Any, label: str) -> list[Any]:
+    def gather_objects(self, value: Any, label: str) -> list[Any]:
+        """JSON values of all workers of all parties, by global rank, on all of them. Eager."""
         own = primitives.gather_objects(value, label)
         welcome = self._together()
         if welcome is None:
@@ -410,8 +408,8 @@ class HierarchicalPS(ConnectedStrategy):
 
     def _statistics_of(self, variables: Sequence[tf.Variable], optimizer: Any) -> Statistics | None:
         """What of a model goes up beside its gradients, where parties do not wait."""
-        rule, welcome, model = self._rule, self._welcome, self._model
-        if rule is None or welcome is None or model is None or self._loan is not None:
+        rule, welcome, model = self.rule, self.welcome, self._model
+        if rule is None or welcome is None or model is None or self.loan is not None:
             return None
         factor = factor_of(rule, len(welcome.parties)) if rule.is_asynchronous else None
         chosen = [] if factor is None else floating_statistics(model)
@@ -419,19 +417,19 @@ class HierarchicalPS(ConnectedStrategy):
             return None
         key = tuple(variable._unique_id for variable in variables)
         if key not in self._statistics:
-            self._beginning.of_model(model, variables, optimizer)
+            self.beginning.of_model(model, variables, optimizer)
             self._statistics[key] = Statistics(
-                chosen, factor / primitives.size(), self._make_variable
+                chosen, factor / primitives.size(), self.make_variable
             )
             weakref.finalize(variables[0], self._statistics.pop, key, None)
         return self._statistics[key]
 
     def _make_summing(self, gradients: Sequence[Gradient], label: str) -> Summing:
         local = self._party_summing(gradients, label)
-        if self._welcome is None or self._rule is None or self._apart is not None:
+        if self.welcome is None or self.rule is None or self._apart is not None:
             return local
         above = self._uplink_summing(gradients, label)
-        uplink = as_mean(self._rule, self._welcome, above.reducer)
+        uplink = as_mean(self.rule, self.welcome, above.reducer)
         in_party = shown(local, label) if self._may_withhold() else local.reducer
 
         def reduce(vectors: Sequence[tf.Tensor], step: tf.Tensor) -> list[tf.Tensor]:
@@ -443,19 +441,19 @@ class HierarchicalPS(ConnectedStrategy):
         return self._in_party.summing(
             tensors,
             label,
-            seed=self._run.seed,
+            seed=self.config.seed,
             worker=self.global_rank,
-            make_variable=self._make_variable,
+            make_variable=self.make_variable,
             # On its way to a server a sum is encoded in any case: see below.
-            complain=self._complaint(tensors) if self._welcome is None else None,
+            complain=self._complaint(tensors) if self.welcome is None else None,
             nonfinite=self._nonfinite,
             keeper=self._state,
         )
 
     def _uplink_summing(self, tensors: Sequence[Gradient], label: str) -> Summing:
-        if self._welcome is None:
+        if self.welcome is None:
             return super()._uplink_summing(tensors, label)
-        site = self._run.uplink.site if self._run.uplink else ""
+        site = self.config.uplink.site if self.config.uplink else ""
         up, down = self._for_model(tensors)
         withheld = Withheld(tensors, site, self.write_event)
         sizes = [tensor.num_elements for tensor in tensors]
@@ -463,31 +461,31 @@ class HierarchicalPS(ConnectedStrategy):
         uplink = make_uplink(
             Way(
                 lying.exchanging(self, exchange, up, sizes),
-                len(self._welcome.parties) if self._together() is not None else 1,
-                self._codec_seed or derive_seed(self._run.seed, f"party/{site}"),
-                self._failures,
+                len(self.welcome.parties) if self._together() is not None else 1,
+                self._codec_seed,
+                self.failures,
                 self._may_withhold(),
             ),
             up,
             down,
             sizes,
             label,
-            self._make_variable,
+            self.make_variable,
         )
         # Encoding for the server hides what is not finite, so it is looked for before: by whoever
         # refuses its own row, or else by an error.
         return Summing(
             uplink,
             only_float32=True,
-            first_step=self._welcome.round,
+            first_step=self.welcome.round,
             complains=self._may_withhold(),
         )
 
     def _may_withhold(self) -> bool:
         """Whether a step goes on without this party where its gradient is not finite."""
-        if self._welcome is None or self._loan is not None:
+        if self.welcome is None or self.loan is not None:
             return False  # a loop looks at what it sends by itself
-        return self._welcome.bears_refusals
+        return self.welcome.bears_refusals
 
     def _for_model(self, gradients: Sequence[Gradient]) -> tuple[Compressor, Compressor]:
         """How gradients go up and come down, now that they are known."""
@@ -501,9 +499,9 @@ class HierarchicalPS(ConnectedStrategy):
         return up, down
 
     def _begin_sum(self, made: GradientSum) -> None:
-        if self._welcome is None or self._apart is not None:
+        if self.welcome is None or self._apart is not None:
             return
-        first = self._state.restored_step(made.step) or self._welcome.round
+        first = self._state.restored_step(made.step) or self.welcome.round
         on_rank_0(lambda: self._agree_model(made.gradients, first))
         made.step.assign(first)
         self._open_round(first)
@@ -518,19 +516,13 @@ class HierarchicalPS(ConnectedStrategy):
     def _exchange(
         self, withheld: Withheld, number: np.int64, packets: np.ndarray, spoilt: np.int64
     ) -> np.ndarray:
-        client = self._connected()
         weight = self._weight()
         if spoilt != NONE:
             weight = REFUSED_WEIGHT
             withheld(int(number), int(spoilt))
-        began = time.monotonic()
-        # It is the server that says when a party is too late.
-        with watchdog.doing("a round with the other parties", has_deadline=True):
-            merged = client.exchange(int(number), packets, weight)
-        self._seconds_in_rounds += (seconds := time.monotonic() - began)
-        self._open_round(int(number) + 1)
-        sent, received = self._new_bytes()
-        self.write_event("round", round=int(number), sent=sent, received=received, seconds=seconds)
+        with waiting_for_round():
+            merged, seconds = self._send(int(number), packets, weight)
+        self._note_round(int(number), seconds)
         return merged
 
     @property
@@ -539,11 +531,11 @@ class HierarchicalPS(ConnectedStrategy):
         return self._seconds_in_rounds
 
     def _weight(self) -> float | None:
-        if self._rule is None or self._welcome is None:
+        if self.rule is None or self.welcome is None:
             return None
-        if self._loan is not None:
-            return self._loan.weight if self._rule.is_mean else None
-        return weight_of(self._rule, self._welcome)
+        if self.loan is not None:
+            return self.loan.weight if self.rule.is_mean else None
+        return weight_of(self.rule, self.welcome)
 
 
 def _compressor(value: Compressor | str | None) -> Compressor:

@@ -25,7 +25,7 @@ import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
@@ -36,6 +36,9 @@ from tf_hips import log
 from tf_hips.errors import ProtocolError
 from tf_hips.strategies import lying, slowdown
 from tf_hips.strategies.slices import orderly
+
+if TYPE_CHECKING:
+    from tf_hips.strategies.party import PartyStrategy
 
 _METHODS = (
     "compile",
@@ -53,7 +56,7 @@ _WRITING_MODULES = (keras.saving, keras.models, saving_lib, legacy_h5_format)
 _WRITING_FUNCTIONS = ("save_model", "save_weights", "save_weights_only", "save_model_to_hdf5")
 
 
-_strategies: weakref.WeakSet[Any] = weakref.WeakSet()
+_strategies: "weakref.WeakSet[PartyStrategy]" = weakref.WeakSet()
 _is_local: contextvars.ContextVar[bool] = contextvars.ContextVar("tf_hips_local", default=False)
 _originals: dict[tuple[type, str], Callable[..., Any]] = {}
 _applied: contextvars.ContextVar[Any] = contextvars.ContextVar("tf_hips_applied", default=None)
@@ -97,14 +100,14 @@ def begun(optimizer: keras.optimizers.Optimizer) -> tf.Variable:
     return _begun[optimizer]
 
 
-def register(strategy: Any) -> None:
+def register(strategy: "PartyStrategy") -> None:
     """Makes a strategy known to Keras; the first one puts the wrappers in place."""
     if not _originals:
         _install()
     _strategies.add(strategy)
 
 
-def live() -> list[Any]:
+def live() -> "list[PartyStrategy]":
     """The strategies of this process."""
     return list(_strategies)
 
@@ -158,17 +161,19 @@ def _wrap(owner: type, name: str, wrapper: Callable[..., Any]) -> None:
     setattr(holder, name, method)
 
 
-def _of(model: Any) -> Any:
-    strategy = getattr(model, "distribute_strategy", None)  # layers have none
+def ours(strategy: Any) -> "PartyStrategy | None":
+    """`strategy`, if it is one of tf_hips."""
     return strategy if strategy in _strategies else None
 
 
-def _at_work() -> Any:
+def _of(model: Any) -> "PartyStrategy | None":
+    return ours(getattr(model, "distribute_strategy", None))  # layers have none
+
+
+def _at_work() -> "PartyStrategy | None":
     """The strategy of ours in whose replica context this runs, or None."""
-    strategy = tf.distribute.get_strategy()
-    if strategy in _strategies and not tf.distribute.in_cross_replica_context():
-        return strategy
-    return None
+    is_cross = tf.distribute.in_cross_replica_context()
+    return None if is_cross else ours(tf.distribute.get_strategy())
 
 
 def _method(
@@ -200,7 +205,7 @@ def _check_replicated(variables: list[Any]) -> None:
     for strategy in _strategies:
         if strategy._is_closed or strategy._is_alone():
             continue
-        known = next((one for one in variables if strategy._beginning.knows(one)), None)
+        known = next((one for one in variables if strategy.beginning.knows(one)), None)
         if known is not None:
             raise ProtocolError(
                 "Variables made inside `strategy.scope()` must be trained inside "
@@ -212,7 +217,7 @@ def _check_replicated(variables: list[Any]) -> None:
 
 def _writer(keras_method: Callable[..., Any], model: keras.Model, *args: Any, **kwargs: Any) -> Any:
     strategy = _of(model)
-    if strategy is None or is_local() or strategy._fitting.may_write():
+    if strategy is None or is_local() or strategy.may_write():
         return keras_method(model, *args, **kwargs)
     log.debug("`%s` of model %s is left to rank 0", keras_method.__name__, model.name)
     return None
@@ -220,7 +225,7 @@ def _writer(keras_method: Callable[..., Any], model: keras.Model, *args: Any, **
 
 def _checkpoint(keras_method: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any) -> Any:
     strategy = _of(callback.model)
-    if strategy is None or is_local() or strategy._fitting.may_write():
+    if strategy is None or is_local() or strategy.may_write():
         return keras_method(callback, *args, **kwargs)
     # This rank decides as the others do, and its model writes nothing; but Keras makes the folder
     # where it is missing, and of two ranks that do so at once one fails.
@@ -325,8 +330,8 @@ def _overwriting(keras_method: Callable[..., Any], optimizer: Any, grads: Any, v
 
 def _finalising(keras_method: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
     # Keras calls it at the end of `fit`, before its callbacks. What it sets is no movement.
-    strategy: Any = optimizer._distribution_strategy
-    loan = strategy._loan if strategy in _strategies else None
+    strategy = ours(optimizer._distribution_strategy)
+    loan = None if strategy is None else strategy.loan
     if loan is None or not loan.is_open or not getattr(optimizer, "use_ema", False):
         return keras_method(optimizer, *args, **kwargs)
     loan.owner.end_training()
@@ -336,8 +341,8 @@ def _finalising(keras_method: Callable[..., Any], optimizer: Any, *args: Any, **
 
 
 def _addition(keras_method: Callable[..., Any], optimizer: Any, variable: Any, value: Any) -> Any:
-    strategy = optimizer._distribution_strategy
-    if strategy in _strategies and not strategy._is_alone():
+    strategy = ours(optimizer._distribution_strategy)
+    if strategy is not None and not strategy._is_alone():
         value = orderly(optimizer, value)
     return keras_method(optimizer, variable, value)
 

@@ -15,13 +15,16 @@ Invariant: whatever is traced in a local phase contains no collective beyond its
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from tf_hips.comm import primitives
 from tf_hips.errors import ProtocolError
 from tf_hips.strategies.gradients import Gradient, GradientSum, Summing
+
+if TYPE_CHECKING:
+    from tf_hips.strategies.party import PartyStrategy
 
 PARTY, WORKER = "party", "worker"
 LEVELS = (PARTY, WORKER)
@@ -33,14 +36,14 @@ Correction = Callable[[Sequence[tf.Tensor], Sequence[tf.Variable]], list[tf.Tens
 _OF_THE_SENDER = ("residual", "state", "uplink_")
 
 
-def member(strategy: Any, level: str) -> tuple[int, int]:
+def member(strategy: "PartyStrategy", level: str) -> tuple[int, int]:
     """Of what a row of a loop with such a level is that of a worker: its number, and how many.
 
     Args:
         strategy: of the worker.
         level: within what replicas stay equal in a local phase; "party": a row is a party's.
     """
-    welcome = strategy._welcome if strategy._has_server() else None
+    welcome = strategy.welcome
     if welcome is None:
         return primitives.rank(), primitives.size()
     if level == WORKER:
@@ -51,7 +54,7 @@ def member(strategy: Any, level: str) -> tuple[int, int]:
 class Loan:
     """The uplink of one strategy, and its sums, in the hands of a loop."""
 
-    def __init__(self, strategy: Any, owner: Any, level: str) -> None:
+    def __init__(self, strategy: "PartyStrategy", owner: Any, level: str) -> None:
         """Takes the uplink; for the life of the strategy.
 
         Args:
@@ -64,7 +67,7 @@ class Loan:
         """
         if level not in LEVELS:
             raise ValueError(f"`level` must be one of {', '.join(LEVELS)}. Received: {level!r}")
-        if strategy._loan is not None:
+        if strategy.loan is not None:
             raise ProtocolError(
                 "A strategy serves one loop: make another strategy for another loop. Received: a "
                 "second one"
@@ -159,7 +162,7 @@ class Loan:
     @property
     def has_server(self) -> bool:
         """Whether there is a server above the party."""
-        return bool(self._strategy._has_server())
+        return self._strategy.has_server
 
     @property
     def keeps_step(self) -> bool:
@@ -183,7 +186,7 @@ class Loan:
 
     def names(self) -> list[list[str]]:
         """What the workers that meet now are called, by party; a lone one as its party is."""
-        welcome, uplink = self._strategy._together(), self._strategy._run.uplink
+        welcome, uplink = self._strategy._together(), self._strategy.config.uplink
         if welcome is not None:
             parties = [f"party `{name}`" for name in welcome.parties]
         else:
@@ -208,7 +211,7 @@ class Loan:
         # What is summed in the party is counted here; rounds over parties by their server.
         with self.whole() if over_parties else self.in_party():
             label = f"loop{strategy._num_sums}"
-            with strategy._state.new_list(variables) as kept:
+            with strategy.state.new_list(variables) as kept:
                 make = strategy._uplink_summing if over_parties else strategy._party_summing
                 is_alone = not over_parties and primitives.size() == 1
                 summing = (
@@ -226,8 +229,8 @@ class Loan:
                     apart=(),
                     # The loop has looked at what it sends; only a sum may overflow.
                     nonfinite="raise",
-                    make_variable=strategy._make_variable,
-                    failures=strategy._failures,
+                    make_variable=strategy.make_variable,
+                    failures=strategy.failures,
                     rank=primitives.rank(),
                 )
             if over_parties:
@@ -240,7 +243,13 @@ class LoopSum:
     """A sum over the workers of a party, or over parties."""
 
     def __init__(
-        self, strategy: Any, loan: Loan, made: GradientSum, kept: Any, *, over_parties: bool
+        self,
+        strategy: "PartyStrategy",
+        loan: Loan,
+        made: GradientSum,
+        kept: Any,
+        *,
+        over_parties: bool,
     ) -> None:
         self._strategy = strategy
         self._loan = loan
@@ -266,7 +275,7 @@ class LoopSum:
         strategy = self._strategy
         with self._being(), tf.device(strategy._sum_device()):
             self._loan.weight = weight
-            call = strategy._failures.translated(self._made.in_turn)
+            call = strategy.failures.translated(self._made.in_turn)
             sums = call(strategy._turns, list(values), None)
         for variable, value in kept:
             variable.assign(value, read_value=False)

@@ -14,7 +14,7 @@ A worker that never lies computes what it would without an adversary, operation 
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -27,13 +27,18 @@ from tf_hips.robust.adversary import Adversary, Lone
 from tf_hips.robust.attacks import Attack
 from tf_hips.strategies.loan import LEVELS, member
 
+if TYPE_CHECKING:
+    from tf_hips.strategies.party import PartyStrategy
+
 Exchange: TypeAlias = Callable[[np.int64, np.ndarray, np.int64], np.ndarray]
 """Number of a round, all packets, and which gradient has spoilt them (`withheld`)."""
 
 _liars: "weakref.WeakKeyDictionary[Any, Liar]" = weakref.WeakKeyDictionary()
 
 
-def simulate_liars(strategy: Any, adversary: Adversary, *, level: str | None = None) -> Lone:
+def simulate_liars(
+    strategy: "PartyStrategy", adversary: Adversary, *, level: str | None = None
+) -> Lone:
     """Lets `adversary.q` of the workers of a run lie; called on all of them, before the first step.
 
         adversary = tf_hips.robust.Adversary(tf_hips.robust.attacks.reversed_gradient(), q=1)
@@ -73,12 +78,14 @@ def simulate_liars(strategy: Any, adversary: Adversary, *, level: str | None = N
 class Liar:
     """One worker's lies about its gradients and movements."""
 
-    def __init__(self, strategy: Any, adversary: Adversary, level: str | None = None) -> None:
+    def __init__(
+        self, strategy: "PartyStrategy", adversary: Adversary, level: str | None = None
+    ) -> None:
         """Finds out which worker this is; see `simulate_liars`."""
         self._adversary = adversary
         attack = adversary.attack
         self._is_of_packets = attack is not None and attack.is_of_packets
-        level = level if strategy._loan is None else strategy._loan.level
+        level = level if strategy.loan is None else strategy.loan.level
         if self._is_of_packets:
             welcome = _check_packets(strategy, adversary)
             self._row = welcome.child, len(welcome.parties)
@@ -88,11 +95,13 @@ class Liar:
         self._before: list[tf.Variable] = []
         self._is_nan = attack is not None and attack.name == "nan"
 
-    def gradients(self, strategy: Any, gradients: Sequence[Any], step: Any) -> list[Any]:
+    def gradients(
+        self, strategy: "PartyStrategy", gradients: Sequence[Any], step: Any
+    ) -> list[Any]:
         """What the optimizer hands over in this worker's place; as operations."""
-        if strategy._loan is not None:
-            self._join(strategy._loan)
-        is_due = (strategy._loan is None or self._is_nan) and not self._is_of_packets
+        if strategy.loan is not None:
+            self._join(strategy.loan)
+        is_due = (strategy.loan is None or self._is_nan) and not self._is_of_packets
         if not is_due or not self.lone.may_lie:
             return list(gradients)
         if any(isinstance(one, tf.IndexedSlices) for one in gradients):
@@ -102,7 +111,7 @@ class Liar:
         if self.lone.needs_result and not self._before:
             with tf.init_scope():
                 self._before = [
-                    strategy._make_variable(tf.zeros(one.shape), f"lie_{place}")
+                    strategy.make_variable(tf.zeros(one.shape), f"lie_{place}")
                     for place, one in enumerate(gradients)
                 ]
         # Keras has divided by the number of replicas; a lie is about the whole gradient.
@@ -128,7 +137,7 @@ class Liar:
             own = [tf.cast(one, tf.float32) for one in gradients]
             kept = [one.read_value() for one in self._before]
             sent = tf.numpy_function(
-                strategy._failures.kept(lie),
+                strategy.failures.kept(lie),
                 [tf.cast(step, tf.int64), *own, *kept],
                 [tf.float32] * len(sizes),
             )
@@ -194,7 +203,9 @@ class Liar:
         return lied
 
 
-def exchanging(strategy: Any, exchange: Exchange, up: Compressor, sizes: Sequence[int]) -> Exchange:
+def exchanging(
+    strategy: "PartyStrategy", exchange: Exchange, up: Compressor, sizes: Sequence[int]
+) -> Exchange:
     """How a party exchanges packets with its server.
 
     Args:
@@ -207,7 +218,7 @@ def exchanging(strategy: Any, exchange: Exchange, up: Compressor, sizes: Sequenc
     return exchange if liar is None else liar.exchanging(exchange, up, sizes)
 
 
-def told(strategy: Any, optimizer: Any, pairs: list[Any]) -> list[Any]:
+def told(strategy: "PartyStrategy", optimizer: Any, pairs: list[Any]) -> list[Any]:
     """(gradient, variable) as this worker hands them over."""
     liar = _liars.get(strategy)
     if liar is None:
@@ -220,7 +231,7 @@ def told(strategy: Any, optimizer: Any, pairs: list[Any]) -> list[Any]:
     return changed
 
 
-def heard(strategy: Any, pairs: Any) -> Any:
+def heard(strategy: "PartyStrategy", pairs: Any) -> Any:
     """What has come down, as it came."""
     liar = _liars.get(strategy)
     if liar is not None and liar.lone.needs_result:
@@ -228,7 +239,9 @@ def heard(strategy: Any, pairs: Any) -> Any:
     return pairs
 
 
-def movement(strategy: Any, loan: Any, moved: list[tf.Tensor], number: int) -> list[tf.Tensor]:
+def movement(
+    strategy: "PartyStrategy", loan: Any, moved: list[tf.Tensor], number: int
+) -> list[tf.Tensor]:
     """How far a member of a loop says that it has moved."""
     liar = _liars.get(strategy)
     return moved if liar is None else liar.movement(loan, moved, number)
@@ -236,7 +249,7 @@ def movement(strategy: Any, loan: Any, moved: list[tf.Tensor], number: int) -> l
 
 def _check_packets(strategy: Any, adversary: Adversary) -> Any:
     """What the server has said; raises a ConfigError if there is none, or no packet can lie."""
-    welcome = getattr(strategy, "_welcome", None)
+    welcome = strategy.welcome
     if welcome is None:
         raise ConfigError(
             "Packets lie on their way to a server: `tf-hips run`, `tf-hips party --server`. "
@@ -260,11 +273,11 @@ def _check_scale(up: Compressor, attack: Attack, sizes: Sequence[int] | None = N
     )
 
 
-def _row(strategy: Any, level: str | None) -> tuple[int, int]:
+def _row(strategy: "PartyStrategy", level: str | None) -> tuple[int, int]:
     """Of what a row is that of this worker: its number, and how many; without a loop a worker."""
     if level is not None:
         return member(strategy, level)
-    welcome = getattr(strategy, "_welcome", None)
+    welcome = strategy.welcome
     workers = primitives.size() if welcome is None else sum(welcome.workers)
     return strategy.global_rank, workers
 

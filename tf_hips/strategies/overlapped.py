@@ -20,10 +20,11 @@ import tensorflow as tf
 from tf_hips.comm import primitives
 from tf_hips.errors import ConfigError
 from tf_hips.ops import graph, stages
-from tf_hips.ops.native import derive_seed
+from tf_hips.strategies.connected import waiting_for_round
 from tf_hips.strategies.from_rank_0 import from_rank_0
 from tf_hips.strategies.gradients import Gradient
 from tf_hips.strategies.loan import Loan
+from tf_hips.strategies.uplink import kept_name, seed_at
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,22 +72,21 @@ class OverlappedSum:
                 f"error feedback. Received: compression={up.text}, downlink={down.text}"
             )
         self._up, self._down = up.of_size(size), down.of_size(size)
-        self._seed = derive_seed(strategy._run.seed, f"party/{strategy._run.uplink.site}")
         with loan.whole():
-            with strategy._state.new_list(variables):
-                self._step = strategy._make_variable(tf.constant(0, tf.int64), "step")
+            with strategy.state.new_list(variables):
+                self._step = strategy.make_variable(tf.constant(0, tf.int64), "step")
                 keeps = self._up.has_state and primitives.rank() == 0
                 self._kept = [
-                    strategy._make_variable(
-                        tf.zeros(up.state_shape([size])), f"uplink_residual_{kind}"
+                    strategy.make_variable(
+                        tf.zeros(up.state_shape([size])), kept_name(self._up, kind)
                     )
                     for kind in range(num_kinds if keeps else 0)
                 ]
-            self._step.assign(strategy._welcome.round)
+            self._step.assign(strategy.welcome.round)
             strategy._begin_sum(_Sum([vector], self._step))
         loan.round_step = self._step
         self._thread: threading.Thread | None = None
-        self._result: np.ndarray | BaseException | None = None
+        self._result: tuple[np.ndarray, float] | BaseException | None = None
         self._next: tuple[int, tf.Tensor] | None = None
 
     @property
@@ -105,23 +105,23 @@ class OverlappedSum:
         self._next = (kind, tf.zeros([0]))
         if primitives.rank() != 0:
             return
+        strategy, step = self._strategy, self._step.read_value()
         packet, news = graph.encode(
             self._up,
             vector,
-            seed=self._seed,
-            step=self._step.read_value(),
+            seed=seed_at(strategy._codec_seed, step),
+            step=step,
             tensor_id=0,
             kept=self._kept[kind].read_value() if self._kept else None,
         )
         self._next = (kind, news)
-        number, packets = int(self._step.numpy()), packet.numpy()
-        connection = self._strategy._connected()
-        rule = self._strategy._rule
-        said = weight if rule is not None and rule.is_mean else None
+        number, packets = int(step.numpy()), packet.numpy()
+        self._loan.weight = weight
+        said = strategy._weight()
 
         def exchange() -> None:
             try:
-                self._result = connection.exchange(number, packets, said)
+                self._result = strategy._send(number, packets, said)
             except BaseException as error:  # noqa: BLE001 - raised where the result is wanted
                 self._result = error
 
@@ -147,19 +147,22 @@ class OverlappedSum:
 
         def wait() -> np.ndarray:
             if self._thread is not None:
-                self._thread.join()
+                with waiting_for_round():
+                    self._thread.join()
             self._loan.is_busy = False
+            if self._result is None:
+                raise RuntimeError("What is waited for must have begun. Received: no exchange")
             if isinstance(self._result, BaseException):
                 raise self._result
-            sent, received = strategy._new_bytes()
-            strategy.write_event("round", round=number, sent=sent, received=received)
-            return np.asarray(self._result)
+            merged, seconds = self._result
+            strategy._note_round(number, seconds)
+            return merged
 
         num_bytes = self._down.wire_bytes(self._size)
         try:
             with self._loan.whole(), tf.device("/cpu:0"):
-                [reply] = strategy._failures.translated(strategy._turns)(
-                    lambda: [from_rank_0(wait, [], num_bytes, self._label, strategy._failures)],
+                [reply] = strategy.failures.translated(strategy._turns)(
+                    lambda: [from_rank_0(wait, [], num_bytes, self._label, strategy.failures)],
                     self._label,
                 )
         finally:

@@ -22,7 +22,6 @@ import contextlib
 import itertools
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -31,15 +30,19 @@ import tensorflow as tf
 
 from tf_hips import config as configuration
 from tf_hips import log
+from tf_hips.callbacks.party import Backups, Party
 from tf_hips.comm import primitives
 from tf_hips.comm.allreduce import HALVES, plain
 from tf_hips.comm.compressed import Complain
-from tf_hips.errors import ConfigError, NonFiniteError, ProtocolError
+from tf_hips.data.seats import Seats
+from tf_hips.errors import NonFiniteError, ProtocolError
 from tf_hips.ops import placement
-from tf_hips.ops.compressor import Compressor, resolve
-from tf_hips.ps.parcel import Intake
+from tf_hips.ops.compressor import Compressor
+from tf_hips.ps.rules import UpdateRule
+from tf_hips.ps.shards import Connection
+from tf_hips.ps.welcome import Welcome
 from tf_hips.strategies import hooks
-from tf_hips.strategies.base import Extended, device
+from tf_hips.strategies.base import Extended, Strategy, device
 from tf_hips.strategies.beginning import EAGER_STEP, Beginning
 from tf_hips.strategies.failures import Failures
 from tf_hips.strategies.fitting import Fitting
@@ -52,6 +55,7 @@ from tf_hips.strategies.gradients import (
     nonfinite_text,
     without,
 )
+from tf_hips.strategies.groups import Groups
 from tf_hips.strategies.loan import WORKER, Loan
 from tf_hips.strategies.state import StrategyState
 from tf_hips.strategies.turns import Turns
@@ -61,51 +65,36 @@ _INFERENCE_STEPS = ("test_step", "one_step_on_data")
 _NOT_CONVERTED = {"do_not_convert": True}  # the mark that AutoGraph looks for
 
 
-def chosen_compression(given: Compressor | str | None, run: configuration.Run) -> Compressor | None:
-    """The compression of a run: what its script gives, or else what its configuration names.
+class PartyStrategy(Strategy, Party):
+    """One replica per process, gradients summed over a party; base of the public strategies.
 
-    Raises:
-        ValueError, TypeError: what the script gives is no compression.
-        ConfigError: what the configuration names is none, or is not what the script gives.
+    What begins without an underscore and is not in docs/api.md is for tf_hips itself: for loops,
+    callbacks and the trainer.
+
+    Attributes:
+        config: what this process is told about its run.
+        welcome: what the server above the party has said; None: there is none.
+        rule: of that server.
+        client: the connection to it, on rank 0.
+        above: how the party's own server sends to it; None: workers meet by Horovod.
+        groups: where parties vote in groups.
+        is_robust: whether a robust rule stands in place of the mean of the ranks.
+        loan: while a loop decides when replicas meet.
+        backups: how a party comes back to a run that goes on; None: no server waits for one.
+        beginning: which variables are equal on all replicas.
+        failures: where exceptions raised in a step are kept.
+        events: the log of this process.
     """
-    own = None if given is None else resolve(given)
-    if run.compression is None:
-        return own
-    try:
-        named = resolve(run.compression)
-    except ValueError as error:
-        raise ConfigError(f"`compression` of the run's configuration: {error}") from error
-    if own is not None and own != named:
-        raise ConfigError(
-            "`compression` must be the same in the script and in the run's configuration, or be in "
-            f"one of them only. Received: {own.text} in the script, {named.text} in the "
-            "configuration"
-        )
-    return named
 
-
-def chosen_intra(given: str | None, run: configuration.Run) -> str:
-    """How the workers of a party meet: as the script says, or else as they were started.
-
-    Raises:
-        ValueError: the script says something else than there is.
-        ConfigError: they were started otherwise.
-    """
-    if given is not None and given not in configuration.INTRAS:
-        raise ValueError(
-            f"`intra` must be one of {', '.join(configuration.INTRAS)}. Received: intra={given!r}"
-        )
-    if given is not None and run.intra is not None and given != run.intra:
-        raise ConfigError(
-            f"`intra` must be as the workers were started. Received: intra={given!r} in the "
-            f"script, {run.intra!r} in the configuration"
-        )
-    return given or run.intra or "horovod"
-
-
-class PartyStrategy(tf.distribute.Strategy):
-    """One replica per process, gradients summed over a party; base of the public strategies."""
-
+    config: configuration.Run
+    welcome: Welcome | None = None
+    rule: UpdateRule | None = None
+    client: Connection | None = None
+    above: Compressor | None = None
+    groups: Groups | None = None
+    is_robust = False
+    loan: Loan | None = None
+    backups: Backups | None = None
     _is_closed = False  # it has left its run
 
     def __init__(self, nonfinite: str, run: configuration.Run | None) -> None:
@@ -118,19 +107,19 @@ class PartyStrategy(tf.distribute.Strategy):
         """
         check_nonfinite(nonfinite)
         primitives.init()
-        self._run = run if run is not None else configuration.current()
+        self.config = run if run is not None else configuration.current()
         self._nonfinite = nonfinite
-        self._failures = Failures()
-        self._events = log.EventLog(
-            self._run.log_dir,
-            run=self._run.run,
+        self.failures = Failures()
+        self.events = log.EventLog(
+            self.config.log_dir,
+            run=self.config.run,
             role=configuration.role(),
-            site=self._run.uplink.site if self._run.uplink else "local",
+            site=self.config.uplink.site if self.config.uplink else "local",
             rank=primitives.rank(),
         )
-        weakref.finalize(self, self._events.close)
-        self._beginning = Beginning()
-        self._fitting = Fitting(self, self._failures)
+        weakref.finalize(self, self.events.close)
+        self.beginning = Beginning()
+        self._fitting = Fitting(self, self.failures)
         self._sums: dict[tuple[str, ...], GradientSum] = {}
         self._num_sums = 0
         self._optimizers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -141,9 +130,8 @@ class PartyStrategy(tf.distribute.Strategy):
         self._model: keras.Model | None = None
         self._is_running = False
         self._reduced: tuple[list[Any], Any] | None = None
-        self._loan: Loan | None = None  # while a loop decides when replicas meet
         super().__init__(Extended(self, device()))
-        self._turns = Turns(self._make_variable)
+        self._turns = Turns(self.make_variable)
         hooks.register(self)
 
     # What a strategy decides.
@@ -168,22 +156,32 @@ class PartyStrategy(tf.distribute.Strategy):
         """Which group of workers this one shares the noise of its model with, and of how many."""
         return self.sample_group()
 
-    def _replica(self) -> int:
+    def replica(self) -> int:
         """Number of this worker among those over which gradients are summed."""
         return 0 if self._apart == WORKER else self.global_rank
 
     @property
     def _apart(self) -> str | None:
         """In a local phase of a loop, within what replicas stay equal; else None."""
-        return None if self._loan is None else self._loan.apart
+        return None if self.loan is None else self.loan.apart
 
     def _together(self) -> Any:
         """What is known of the other parties, if this one keeps step with them."""
         return None
 
-    def _has_server(self) -> bool:
+    @property
+    def has_server(self) -> bool:
         """Whether there is a server above the party."""
-        return False
+        return self.welcome is not None
+
+    @property
+    def seats(self) -> Seats | None:
+        """In which group this worker sits in each round; None: nobody votes, or groups stay."""
+        return self.groups.seats if self.groups is not None else None
+
+    def may_write(self) -> bool:
+        """Whether this process is the one that saves models: rank 0 of a party that does."""
+        return primitives.rank() == 0 and bool(self.config.saves)
 
     def _over_parties(
         self, tensors: Sequence[tf.Tensor], label: str, operation: str | Sequence[str] = "sum"
@@ -203,7 +201,7 @@ class PartyStrategy(tf.distribute.Strategy):
         del label, operation
         return list(tensors)
 
-    def _gather_objects(self, value: Any, label: str) -> list[Any]:
+    def gather_objects(self, value: Any, label: str) -> list[Any]:
         """JSON values of all workers of all parties, by global rank, on all of them. Eager.
 
         None where a party is absent: a server with a quorum has gone on without it. That may be
@@ -246,39 +244,6 @@ class PartyStrategy(tf.distribute.Strategy):
     def _way_facts(self) -> dict[str, Any]:
         """What else decides about sums: JSON values by name, compared where state is restored."""
         return {}
-
-    def _place(self) -> dict[str, Any] | None:
-        """Where this run is, as JSON values: what a backup needs so that `_come_back` may follow.
-
-        None where no server waits for a party that was killed.
-        """
-        return None
-
-    def _note_place(self, place: dict[str, Any]) -> None:
-        """Called on rank 0 when a backup of `place` is whole."""
-
-    def _can_come_back(self, place: dict[str, Any] | None) -> bool:
-        """Whether the run that goes on without this process is the one that `place` is of."""
-        return False
-
-    def _come_back(self, place: dict[str, Any]) -> None:
-        """Takes part in the run again, from `place` on; called on all ranks."""
-
-    def _lacks_backup(self) -> bool:
-        """Whether a run goes on without this process, and only a backup of it leads there.
-
-        Else there is none, or all its rounds can be done again.
-        """
-        return False
-
-    def _fetch_backup(self, intake: Intake) -> None:
-        """Fetches another party's newest backup of this run; called on rank 0."""
-
-    def _offer_backups(self, newest: Callable[[], Path] | None) -> None:
-        """Gives `newest`, a folder, to parties that have lost theirs; None: nothing any more.
-
-        Called on rank 0; `newest` is called by another thread, and may raise an OSError.
-        """
 
     def _counts_steps(self) -> bool:
         """Whether steps are numbered here, not by a server."""
@@ -325,17 +290,17 @@ class PartyStrategy(tf.distribute.Strategy):
         outer = self._model, self._is_running
         self._model, self._is_running = model, True
         before = self._num_reductions
-        if self._loan is not None:
-            self._loan.count(fn, args)
+        if self.loan is not None:
+            self.loan.count(fn, args)
         try:
             if not tf.executing_eagerly():
                 result = super().run(fn, args, kwargs, options)
             else:
                 if model is not None:
-                    self._beginning.of_model(model)
+                    self.beginning.of_model(model)
                 else:
-                    self._beginning.of_loop(EAGER_STEP)
-                result = self._failures.translated(super().run)(fn, args, kwargs, options)
+                    self.beginning.of_loop(EAGER_STEP)
+                result = self.failures.translated(super().run)(fn, args, kwargs, options)
         finally:
             self._model, self._is_running = outer
         is_step = model is not None and fn.__name__ == "train_step" and model.trainable_weights
@@ -352,11 +317,11 @@ class PartyStrategy(tf.distribute.Strategy):
 
     def write_event(self, event: str, **values: Any) -> None:
         """Writes one event to the log of this process (`log_dir` of the configuration)."""
-        self._events.write(event, **values)
+        self.events.write(event, **values)
 
     # Reductions.
 
-    def _reduce_exactly(
+    def reduce_exactly(
         self,
         values: Sequence[Any],
         is_mean: bool,
@@ -390,7 +355,7 @@ class PartyStrategy(tf.distribute.Strategy):
             return [tf.identity(tensor) for tensor in tensors]
         if self._is_running and self._model is None:
             with tf.init_scope():
-                self._beginning.of_loop("reduce")
+                self.beginning.of_loop("reduce")
         kinds = [f"{tensor.dtype.name}_{'x'.join(map(str, tensor.shape))}" for tensor in tensors]
         label = f"exact.{'.'.join(kinds)}"[:200]
         # Rounded once, behind the division: a sum of halves may be beyond what they hold.
@@ -419,7 +384,7 @@ class PartyStrategy(tf.distribute.Strategy):
         self._num_reductions += 1
         if self._is_running and self._model is None:
             with tf.init_scope():
-                self._beginning.of_loop("reduce")
+                self.beginning.of_loop("reduce")
         label = f"gather.{rows.dtype.name}.{rows.shape.rank}"
         with tf.device("/cpu:0"):
             [joined] = self._turns(
@@ -444,12 +409,12 @@ class PartyStrategy(tf.distribute.Strategy):
                 self._check_optimizer(optimizer)
                 self._check_new_sum()
             if self._model is not None:
-                self._beginning.of_model(self._model, variables, optimizer)
+                self.beginning.of_model(self._model, variables, optimizer)
             else:
                 if optimizer not in self._optimizers:  # an id would be used again
                     self._optimizers[optimizer] = next(self._numbers)
                 occasion = (key, self._optimizers[optimizer])
-                self._beginning.of_loop(occasion, variables, optimizer, is_computed=is_computed)
+                self.beginning.of_loop(occasion, variables, optimizer, is_computed=is_computed)
             if key not in self._sums:
                 with self._state.new_list(variables):
                     made = self._make_sum(values, variables)
@@ -461,12 +426,12 @@ class PartyStrategy(tf.distribute.Strategy):
                 self._sums[key] = made
                 # The residuals are as large as the model: they go when it goes.
                 weakref.finalize(variables[0], self._sums.pop, key, None)
-        corrects = self._loan is not None and self._loan.corrects()
+        corrects = self.loan is not None and self.loan.corrects()
         is_own = self._is_alone() and not corrects
         with contextlib.nullcontext() if is_own else tf.device(self._sum_device()):
             sums = self._sums[key].in_turn(self._turns, values, optimizer)
-        if self._loan is not None and corrects:
-            sums = self._loan.corrected(sums, variables)
+        if self.loan is not None and corrects:
+            sums = self.loan.corrected(sums, variables)
         # Keras would have clipped before; see `hooks`.
         return list(hooks.original(keras.optimizers.Optimizer, "_clip_gradients")(optimizer, sums))
 
@@ -500,8 +465,8 @@ class PartyStrategy(tf.distribute.Strategy):
             sparse=sparse,
             apart=apart,
             nonfinite=self._nonfinite_in_a_step(),
-            make_variable=self._make_variable,
-            failures=self._failures,
+            make_variable=self.make_variable,
+            failures=self.failures,
             rank=primitives.rank(),
         )
 
@@ -514,7 +479,7 @@ class PartyStrategy(tf.distribute.Strategy):
             text = nonfinite_text(gradients, [position], "of rank", rank)
             raise NonFiniteError(f"{text}{int(step)}")
 
-        return self._failures.kept(complain)
+        return self.failures.kept(complain)
 
     def _nonfinite_in_a_step(self) -> str:
         """What to do about gradients that are not finite; a loop refuses what they come to."""
@@ -557,7 +522,7 @@ class PartyStrategy(tf.distribute.Strategy):
 
     # Variables.
 
-    def _make_variable(self, value: tf.Tensor, name: str) -> tf.Variable:
+    def make_variable(self, value: tf.Tensor, name: str) -> tf.Variable:
         """A variable of the strategy itself: not trained, not synchronised."""
         self._is_making_own = True
         try:
@@ -578,7 +543,7 @@ class PartyStrategy(tf.distribute.Strategy):
 
     def _record(self, variable: tf.Variable, is_local: bool) -> None:
         if not (self._is_making_own or is_local):
-            self._beginning.record(variable)
+            self.beginning.record(variable)
 
     # Checks.
 

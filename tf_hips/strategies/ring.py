@@ -12,9 +12,10 @@ from tf_hips.comm.robust_sum import Tell
 from tf_hips.errors import ConfigError
 from tf_hips.ops.compressor import Compressor
 from tf_hips.robust import Aggregator
+from tf_hips.strategies.chosen import chosen_compression
 from tf_hips.strategies.gradients import Gradient, Summing
 from tf_hips.strategies.in_party import InParty
-from tf_hips.strategies.party import PartyStrategy, chosen_compression
+from tf_hips.strategies.party import PartyStrategy
 from tf_hips.strategies.refusals import Refusals
 from tf_hips.strategies.robust_party import RobustParty, chosen_aggregator
 
@@ -106,7 +107,7 @@ class CompressedRing(PartyStrategy):
                 comp_threshold=comp_threshold,
                 tell=self._refusals,
             )
-        self._is_robust = rule is not None
+        self.is_robust = rule is not None
         super().__init__(nonfinite, run)
 
     def _codecs(self) -> dict[str, Compressor | None]:
@@ -119,9 +120,9 @@ class CompressedRing(PartyStrategy):
         return self._in_party.summing(
             gradients,
             label,
-            seed=self._run.seed,
+            seed=self.config.seed,
             worker=self.global_rank,
-            make_variable=self._make_variable,
+            make_variable=self.make_variable,
             complain=self._complaint(gradients),
             nonfinite=self._nonfinite,
             keeper=self._state,
@@ -129,10 +130,10 @@ class CompressedRing(PartyStrategy):
 
     def _refusals(self, rule: Aggregator, gradients: Sequence[Gradient]) -> Tell:
         told = Refusals(gradients, rule, primitives.rank(), self.write_event)
-        return self._failures.kept(told)
+        return self.failures.kept(told)
 
     def _party_summing(self, tensors: Sequence[Gradient], label: str) -> Summing:
-        if self._is_robust:  # weighted by samples, or control variates: no rows of one kind
+        if self.is_robust:  # weighted by samples, or control variates: no rows of one kind
             raise ConfigError(
                 "`robust` must be left out under a loop of tf_hips.loops, which sums weighted "
                 f"movements and not gradients: see docs/robustness.md. Received: {label}"
@@ -142,6 +143,6 @@ class CompressedRing(PartyStrategy):
     def _sparse_gradients(
         self, values: Sequence[Any], gradients: Sequence[Gradient]
     ) -> tuple[Collection[int], Collection[int]]:
-        if self._is_robust:
+        if self.is_robust:
             return (), ()  # what stays sparse is summed, past the rule
         return super()._sparse_gradients(values, gradients)

@@ -6,7 +6,7 @@ are asked; the batches are `tf_hips.data`'s.
 """
 
 import gc
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -14,6 +14,9 @@ import tensorflow as tf
 from tf_hips import data as batches
 from tf_hips.errors import ProtocolError
 from tf_hips.strategies import hooks
+
+if TYPE_CHECKING:
+    from tf_hips.strategies.party import PartyStrategy
 
 
 def shard(
@@ -61,7 +64,7 @@ def shard(
     """
     strategy = _found(strategy)
     group, groups = strategy.sample_group() if drop_remainder else strategy._row_group()
-    seats = getattr(strategy, "_seats", None) if drop_remainder else None
+    seats = strategy.seats if drop_remainder else None
     if seats is not None:
         group, groups = 0, seats.groups
     return batches.shard(
@@ -71,8 +74,8 @@ def shard(
         groups=groups,
         shuffle=shuffle,
         drop_remainder=drop_remainder,
-        seed=strategy._run.seed if seed is None else seed,
-        make_variable=strategy._make_variable,
+        seed=strategy.config.seed if seed is None else seed,
+        make_variable=strategy.make_variable,
         seats=seats,
     )
 
@@ -123,7 +126,7 @@ def gather(rows: Any, *, strategy: Any = None) -> Any:
     own = [np.asarray(part) for part in tf.nest.flatten(rows)]
     group, groups = strategy._row_group()
     kinds = [[part.dtype.name, list(part.shape[:1]), list(part.shape[1:])] for part in own]
-    everyone = strategy._gather_objects([group, kinds], "the rows to gather")
+    everyone = strategy.gather_objects([group, kinds], "the rows to gather")
     if None in everyone:
         raise ProtocolError(
             "`gather` needs the rows of all parties, and the server's quorum has gone on without "
@@ -181,7 +184,7 @@ def _lengths(everyone: list[Any], place: int, speakers: list[int]) -> list[int]:
     return lengths
 
 
-def _found(strategy: Any) -> Any:
+def _found(strategy: Any) -> "PartyStrategy":
     if strategy is None and tf.distribute.has_strategy():
         strategy = tf.distribute.get_strategy()
     if strategy is None:
@@ -189,15 +192,16 @@ def _found(strategy: Any) -> Any:
             gc.collect()  # a strategy that was made anew may have left the old one in a cycle
         live = hooks.live()
         live = [one for one in live if not one._is_closed] or live
-        if len({(one.sample_group(), one._run.seed) for one in live}) != 1:
+        if len({(one.sample_group(), one.config.seed) for one in live}) != 1:
             raise ValueError(
                 "`strategy` must say whose workers share the data, unless this process has made "
                 "one strategy, or several with the same workers and seed. Received: strategy=None, "
                 f"{len(live)} strategies made"
             )
         strategy = live[0]
-    if not hasattr(strategy, "sample_group"):
+    found = hooks.ours(strategy)
+    if found is None:
         raise ValueError(
             f"`strategy` must be one of tf_hips. Received: strategy={type(strategy).__name__}"
         )
-    return strategy
+    return found

@@ -29,7 +29,7 @@ import json
 import re
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
@@ -37,6 +37,9 @@ import tensorflow as tf
 from tf_hips.comm import primitives
 from tf_hips.errors import ProtocolError
 from tf_hips.strategies.kept_plans import KeptPlans
+
+if TYPE_CHECKING:
+    from tf_hips.strategies.party import PartyStrategy
 
 _RESIDUAL = re.compile(r"(owner_|uplink_)?(residual|state)_")
 
@@ -56,7 +59,7 @@ class StrategyState(tf.Module):
     It keeps residuals of its own that are not here.
     """
 
-    def __init__(self, strategy: Any) -> None:
+    def __init__(self, strategy: "PartyStrategy") -> None:
         """Has nothing yet.
 
         Args:
@@ -144,7 +147,7 @@ class StrategyState(tf.Module):
         """
         strategy = self._books.owner()
         downlink = strategy._codecs().get("downlink")
-        if not strategy._has_server():
+        if not strategy.has_server:
             return True
         return not strategy._has_kept_rule() and (downlink is None or not downlink.has_state)
 
@@ -177,7 +180,7 @@ class StrategyState(tf.Module):
 
         What is restored afterwards stays: values that differ per rank are not made equal again.
         """
-        self._books.owner()._beginning.of_model(model)
+        self._books.owner().beginning.of_model(model)
 
     def _facts(self) -> dict[str, Any]:
         strategy = self._books.owner()
@@ -188,7 +191,7 @@ class StrategyState(tf.Module):
         used = [codec for codec in codecs.values() if codec is not None]
         if used:
             facts |= strategy._way_facts()
-            facts["seed"] = strategy._run.seed
+            facts["seed"] = strategy.config.seed
             facts["number of workers"] = strategy.num_replicas_in_sync
         if any(codec.has_state for codec in used):
             facts["rank"] = strategy.global_rank

@@ -22,6 +22,7 @@ from tf_hips.strategies.failures import Failures
 from tf_hips.strategies.from_rank_0 import from_rank_0
 from tf_hips.strategies.withheld import NONE, find, may_overflow, unless, zeros_of
 
+Seed: TypeAlias = int | Callable[[tf.Tensor], tf.Tensor]
 _News: TypeAlias = list[tuple[tf.Variable, tf.Tensor]]
 
 
@@ -40,7 +41,7 @@ class Way:
 
     exchange: Callable[[np.int64, np.ndarray, np.int64], np.ndarray]
     num_parties: int
-    seed: int | Callable[[tf.Tensor], tf.Tensor]
+    seed: Seed
     failures: Failures
     may_withhold: bool = False
 
@@ -70,9 +71,8 @@ def make_uplink(
     """
     kept: dict[int, tf.Variable] = {}
     if up.has_state and primitives.rank() == 0:
-        what = "residual" if up.has_residual else "state"
         kept = {
-            position: make_variable(tf.zeros(up.state_shape([size])), f"uplink_{what}_{position}")
+            position: make_variable(tf.zeros(up.state_shape([size])), kept_name(up, position))
             for position, size in enumerate(sizes)
             if size and up.of_size(size).has_state
         }
@@ -85,6 +85,16 @@ def make_uplink(
             for place, (first, one, other) in enumerate(parts)
         ]
     )
+
+
+def kept_name(up: Compressor, position: int) -> str:
+    """What a variable is called that holds what `up` keeps of one vector."""
+    return f"uplink_{'residual' if up.has_residual else 'state'}_{position}"
+
+
+def seed_at(seed: Seed, step: tf.Tensor) -> int | tf.Tensor:
+    """The seed of an encoder in one round."""
+    return seed if isinstance(seed, int) else seed(step)
 
 
 class _Uplink:
@@ -173,7 +183,7 @@ class _Uplink:
         """All packets in one tensor, and what the variables will be; `anew`, as if they were 0."""
         vectors = graph.clip(self._up, vectors, self._way.num_parties)
         packets, news = [], []
-        seed = self._way.seed if isinstance(self._way.seed, int) else self._way.seed(step)
+        seed = seed_at(self._way.seed, step)
         for position, (vector, size) in enumerate(zip(vectors, self._sizes, strict=True)):
             if not size:
                 continue

@@ -22,6 +22,7 @@ from tf_hips.errors import ConfigError
 from tf_hips.loops import ESync, Loop
 from tf_hips.loops.meeting import Meeting
 from tf_hips.strategies.loan import PARTY, WORKER
+from tf_hips.strategies.party import PartyStrategy
 from tf_hips.trainer.backing_up import Backup
 from tf_hips.trainer.progress import Plan, Progress
 from tf_hips.trainer.settings import Training
@@ -96,7 +97,7 @@ def diloco(settings: Training, run: config.Run) -> Way:
     def make(model: keras.Model, source: Source) -> Rounds:
         del source
         steps = local.local_steps or DILOCO_STEPS
-        rule = way.strategy._rule if way.strategy._has_server() else None
+        rule = way.strategy.rule
         waits = rule is None or not rule.is_asynchronous
         loop = tf_hips.FedAvg(
             model,
@@ -339,7 +340,7 @@ def _way(
             f"The mode {settings.mode} is for several workers: `tf-hips run`, `tf-hips party "
             "--server`; one by itself trains with --mode local. Received: one worker"
         )
-    strategy: Any
+    strategy: PartyStrategy
     if run.uplink is None:
         check_has_server(settings, run)
         strategy = tf_hips.CompressedRing(settings.compression, config=run)
@@ -357,9 +358,9 @@ def _way(
         return Way(strategy, local_optimizer(settings), made, level)
 
 
-def _outer(settings: Training, strategy: Any, default: str) -> str | None:
+def _outer(settings: Training, strategy: PartyStrategy, default: str) -> str | None:
     """The rule of the outer step: what was asked for, the server's own, or the mode's."""
-    rule = strategy._rule if strategy._has_server() else None
+    rule = strategy.rule
     if settings.local.outer is None and rule is not None and rule.gives_steps:
         return None
     return settings.local.outer or default

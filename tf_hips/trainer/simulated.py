@@ -28,6 +28,7 @@ from tf_hips.robust.adversary import Adversary
 from tf_hips.robust.aggregator import Aggregation
 from tf_hips.robust.detox import Detox, Vote
 from tf_hips.robust.rows import Rejected
+from tf_hips.strategies.party import PartyStrategy
 from tf_hips.trainer import sources
 from tf_hips.trainer.settings import Training
 from tf_hips.trainer.verdicts import Verdicts
@@ -93,7 +94,7 @@ class Crowd:
                 raise ConfigError(f"Liars must fit {workers} simulated workers: {error}") from error
 
     def source(
-        self, settings: Training, data: sets.DataSet, strategy: Any, seed: int
+        self, settings: Training, data: sets.DataSet, strategy: PartyStrategy, seed: int
     ) -> sources.Source:
         """Batches of all: of each seat, one behind the other.
 
@@ -126,11 +127,11 @@ class Crowd:
             num_rows=sum(one.num_rows for one in each),
         )
 
-    def play(self, model: keras.Model, strategy: Any) -> None:
+    def play(self, model: keras.Model, strategy: PartyStrategy) -> None:
         """Makes training steps of `model` those of all workers."""
         self._verdicts = Verdicts(self.workers, strategy.write_event)
         sizes = [int(np.prod(one.shape, dtype=np.int64)) for one in model.trainable_variables]
-        aggregated = strategy._failures.kept(self._aggregated)
+        aggregated = strategy.failures.kept(self._aggregated)
 
         def train_step(self_: keras.Model, data: Any) -> Any:
             x, y = data
@@ -253,15 +254,17 @@ class _Seat:
     """What `sources` asks of a strategy: one seat of a crowd."""
 
     num_replicas_in_sync = 1
+    welcome = seats = None
 
-    def __init__(self, strategy: Any, seat: int, seats: int) -> None:
+    def __init__(self, strategy: PartyStrategy, seat: int, seats: int) -> None:
         self._place = seat, seats
-        self._make_variable = strategy._make_variable
+        self.make_variable = strategy.make_variable
 
     def sample_group(self) -> tuple[int, int]:
         """Seat, and how many there are."""
         return self._place
 
     @staticmethod
-    def _replica() -> int:
+    def replica() -> int:
+        """One that is by itself."""
         return 0

@@ -2,7 +2,7 @@
 """Each worker's batches: to train on, split as asked for, and to test on, all rows once."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -11,13 +11,39 @@ from tf_hips import data as batches
 from tf_hips.comm import primitives
 from tf_hips.data import sets, splits
 from tf_hips.data.position import make_plain_variable
+from tf_hips.data.seats import Seats
 from tf_hips.errors import ConfigError
+from tf_hips.ps.welcome import Welcome
 from tf_hips.robust.attacks import flip_labels
-from tf_hips.strategies.grouped import GroupedStrategy
 from tf_hips.strategies.loan import PARTY
 from tf_hips.trainer.settings import Training
 
 _WHITE = 255.0
+
+
+class Worker(Protocol):
+    """What is asked of a strategy."""
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """Workers over which gradients are summed."""
+
+    @property
+    def welcome(self) -> Welcome | None:
+        """What the server has said; None: there is none."""
+
+    @property
+    def seats(self) -> Seats | None:
+        """In which group this worker sits in each round; None: in the same for ever."""
+
+    def sample_group(self) -> tuple[int, int]:
+        """Whose rows this worker reads: the number of its group, and how many there are."""
+
+    def replica(self) -> int:
+        """Number of this worker among those over which gradients are summed."""
+
+    def make_variable(self, value: tf.Tensor, name: str) -> tf.Variable:
+        """A variable that is not trained."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +68,7 @@ class Source:
 def make(
     settings: Training,
     data: sets.DataSet,
-    strategy: Any,
+    strategy: Worker,
     seed: int,
     level: str | None = None,
     *,
@@ -63,12 +89,12 @@ def make(
             votes in groups that change.
     """
     group, groups = strategy.sample_group()
-    seats = strategy._seats if isinstance(strategy, GroupedStrategy) else None
+    seats = strategy.seats
     if seats is not None:
         group, groups = 0, seats.groups
     size = settings.batch_size
     split = splits.parse(settings.split)
-    make_variable = strategy._make_variable
+    make_variable = strategy.make_variable
     common: dict[str, Any] = {"seed": seed, "make_variable": make_variable}
     rows = data.train
     labels = flip_labels(rows.y, data.classes) if flips_labels else rows.y
@@ -110,7 +136,7 @@ def make(
         )
     steps = len(rows) // (groups * size)
     # Where each party, or worker, is a world of its own, it tests on all rows.
-    replica, replicas = strategy._replica(), strategy.num_replicas_in_sync
+    replica, replicas = strategy.replica(), strategy.num_replicas_in_sync
     if level is not None:
         replica, replicas = (primitives.rank(), primitives.size()) if level == PARTY else (0, 1)
     return Source(
@@ -152,16 +178,18 @@ def scaled(dataset: tf.data.Dataset, data: sets.DataSet) -> tf.data.Dataset:
     ).prefetch(2)
 
 
-def num_workers(strategy: Any) -> int:
+def num_workers(strategy: Worker) -> int:
     """Workers of all parties; where groups of them have the same batches, more than batches."""
-    welcome = getattr(strategy, "_welcome", None)
+    welcome = strategy.welcome
     return strategy.sample_group()[1] if welcome is None else sum(welcome.workers)
 
 
-def _parties(strategy: Any, groups: int) -> tuple[int, ...]:
+def _parties(strategy: Worker, groups: int) -> tuple[int, ...]:
     """Workers of each party that has rows of its own: of parties in a group that stays, of one."""
+    welcome = strategy.welcome
+    if welcome is None:
+        return (groups,)
     if groups == num_workers(strategy):
-        welcome = getattr(strategy, "_welcome", None)
-        return (groups,) if welcome is None else tuple(welcome.workers)
-    each = strategy._welcome.workers[0]  # those that vote have equally many
+        return tuple(welcome.workers)
+    each = welcome.workers[0]  # those that vote have equally many
     return (each,) * (groups // each)

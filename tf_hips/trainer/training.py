@@ -20,6 +20,8 @@ from tf_hips.data import sets, splits
 from tf_hips.errors import ConfigError
 from tf_hips.robust.adversary import Lone
 from tf_hips.strategies import simulate_liars
+from tf_hips.strategies.hierarchical_ps import HierarchicalPS
+from tf_hips.strategies.party import PartyStrategy
 from tf_hips.trainer import evaluator, resuming, sources
 from tf_hips.trainer.backing_up import Backup, has_backup
 from tf_hips.trainer.modes import MODES
@@ -84,9 +86,9 @@ def run(settings: Training) -> None:
     try:
         _train(settings, told, name, data, way)
     except BaseException as error:
-        close = getattr(way.strategy, "close", None)  # of those that join a server
-        if close is not None:  # else the others wait for this party until they give it up
-            close(f"{type(error).__name__}: {error}")
+        if isinstance(way.strategy, HierarchicalPS):
+            # Else the others wait for this party until they give it up.
+            way.strategy.close(f"{type(error).__name__}: {error}")
         raise
 
 
@@ -94,7 +96,7 @@ def _train(settings: Training, told: config.Run, name: str, data: sets.DataSet, 
     strategy = way.strategy
     if settings.tensorboard is not None:
         site = told.uplink.site if told.uplink is not None else "local"
-        strategy._events.listen(Board(settings.tensorboard, site, primitives.rank()).hear)
+        strategy.events.listen(Board(settings.tensorboard, site, primitives.rank()).hear)
     write_event, rank = strategy.write_event, strategy.global_rank
     workers = sources.num_workers(strategy)
     if way.crowd is None:
@@ -218,7 +220,7 @@ def _train(settings: Training, told: config.Run, name: str, data: sets.DataSet, 
 
 
 def _lone(
-    settings: Training, strategy: Any, told: config.Run, level: str | None = None
+    settings: Training, strategy: PartyStrategy, told: config.Run, level: str | None = None
 ) -> Lone | None:
     """What this worker is where some lie; None: nobody does.
 
@@ -231,9 +233,8 @@ def _lone(
     adversary = settings.robust.adversary(told.seed)
     if adversary is None:
         return None
-    groups = getattr(strategy, "_groups", None)
-    if groups is not None:  # the rule may be that of the launcher
-        settings.robust.check_groups(groups.votes.r)
+    if strategy.groups is not None:  # the rule may be that of the launcher
+        settings.robust.check_groups(strategy.groups.votes.r)
     lone = simulate_liars(strategy, adversary, level=level)
     if lone.may_lie or lone.flips_labels:
         strategy.write_event("lies", attack=adversary.text, is_redrawn=adversary.is_redrawn)
@@ -283,7 +284,12 @@ def _progress(
         loop = rounds.loop
         progress = Progress(plan, write_event, lambda: loop.seconds_in_meetings, is_own=True)
     else:
-        waited = None if told.uplink is None else lambda: float(way.strategy.seconds_in_rounds)
+        strategy = way.strategy
+        waited = (
+            (lambda: strategy.seconds_in_rounds)
+            if isinstance(strategy, HierarchicalPS) and strategy.has_server
+            else None
+        )
         progress = Progress(plan, write_event, waited)
     return progress, [StopAt(plan.num_steps), progress]
 

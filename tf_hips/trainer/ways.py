@@ -15,6 +15,8 @@ import keras
 from tf_hips import config, robust
 from tf_hips.errors import ConfigError
 from tf_hips.ps import rules as update_rules
+from tf_hips.strategies.hierarchical_ps import HierarchicalPS
+from tf_hips.strategies.party import PartyStrategy
 from tf_hips.trainer.robustness import server_rule
 from tf_hips.trainer.settings import Training
 
@@ -27,7 +29,7 @@ class Way:
     """What a mode is made of.
 
     Attributes:
-        strategy: a strategy of tf_hips.
+        strategy: of this worker.
         optimizer: of the model, made inside the strategy's scope.
         rounds: where workers make local steps: makes what leads them through their rounds, a
             `rounds.Rounds`, of the model and its `sources.Source`; None: they meet in every step.
@@ -35,7 +37,7 @@ class Way:
         crowd: workers that this process plays, a `simulated.Crowd`; None: it is one itself.
     """
 
-    strategy: Any
+    strategy: PartyStrategy
     optimizer: keras.optimizers.Optimizer
     rounds: Callable[[keras.Model, Any], Any] | None = None
     level: str | None = None
@@ -56,23 +58,23 @@ def synchronous(settings: Training, run: config.Run) -> Way:
             return Way(ring, local_optimizer(settings))
     parties = parties_of(settings, run)
     with parties.scope():
-        rule = parties._rule
-        if rule is None or not rule.gives_steps:
+        above = parties.rule
+        if above is None or not above.gives_steps:
             return Way(parties, local_optimizer(settings))
-        if rule.is_asynchronous:
+        if above.is_asynchronous:
             raise ConfigError(
-                f"The mode sync needs a rule that waits for all parties. Received: rule={rule}; "
+                f"The mode sync needs a rule that waits for all parties. Received: rule={above}; "
                 "take --mode async or dcasgd"
             )
         if settings.learning_rate is not None or settings.momentum:
             raise ConfigError(
                 "`learning_rate` and `momentum` are the server's where its rule makes the steps. "
-                f"Received: rule={rule}"
+                f"Received: rule={above}"
             )
         if settings.optimizer != "sgd" or settings.optimizer_options:
             raise ConfigError(
                 "`optimizer` is the server's where its rule makes the steps. Received: "
-                f"rule={rule}, optimizer={settings.optimizer}"
+                f"rule={above}, optimizer={settings.optimizer}"
                 + "".join(f", optimizer.{name}" for name in settings.optimizer_options)
             )
         return Way(parties, keras.optimizers.SGD(1.0))
@@ -128,16 +130,18 @@ def _of_a_server(settings: Training, run: config.Run, rule: str) -> Way:
         )
     chosen = None if run.rule is not None else rule
     strategy = tf_hips.HierarchicalPS(settings.compression, config=run, rule=chosen)
-    if strategy._rule is None or not strategy._rule.is_asynchronous:
+    if strategy.rule is None or not strategy.rule.is_asynchronous:
         raise ConfigError(
             f"The mode {settings.mode} needs a rule that waits for nobody. Received: "
-            f"rule={strategy._rule}; take --mode sync"
+            f"rule={strategy.rule}; take --mode sync"
         )
     with strategy.scope():
         return Way(strategy, keras.optimizers.SGD(1.0))
 
 
-def parties_of(settings: Training, run: config.Run, downlink: str | None = "same") -> Any:
+def parties_of(
+    settings: Training, run: config.Run, downlink: str | None = "same"
+) -> HierarchicalPS:
     """Parties with a server, whose rule is the one that was asked for.
 
     Raises:
