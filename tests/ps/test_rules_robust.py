@@ -169,14 +169,17 @@ def test_one_group_of_three_that_has_a_row_is_not_the_result() -> None:
 
 def test_votes_are_their_text() -> None:
     common = {"r": 3, "then": robust.median()}
+    # What nobody says is the same in a script and in a text.
+    assert rules.resolve(Detox(**common)) == rules.parse("detox(r=3) >> median")
     for given in (
         {"vote": "tolerant"},
         {"vote": "tolerant", "epsilon": 0.0003},
         {"vote": "digest", "buckets": 5, "q": 2},
-        {"is_fixed": True, "is_full": True},
+        {"fixed": True, "full": True},
     ):
         rule = rules.resolve(Detox(**common, **given))
         assert rules.parse(rule.text) == rule, rule.text
+        assert repr(Detox(**common, **given)) == repr(rule) == rule.text
         for name, value in given.items():
             assert getattr(rule.votes, name) == pytest.approx(value)
     for given, message in (

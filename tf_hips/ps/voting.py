@@ -551,7 +551,7 @@ class VotingStore(Store):
                 self.votes.r,
                 self._secret,
                 number,
-                is_fixed=self.votes.is_fixed,
+                fixed=self.votes.fixed,
             )
             self._ballots[number] = Ballots(seats, closes=not self._gives_up)
         return self._ballots[number]
