@@ -36,7 +36,7 @@ def test_text_and_back(compressor: Compressor) -> None:
     for value in values:
         assert parse(value.text) == value
         assert parse(f"  {value.text} ") == value
-        assert str(value) == value.text
+        assert str(value) == repr(value) == value.text
         assert hash(parse(value.text)) == hash(value)
         assert value.codec == compressor
         assert value.wire_bytes(100) == compressor.wire_bytes(100)

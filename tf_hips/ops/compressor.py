@@ -352,7 +352,7 @@ class Compressor:
             raise ValueError(f"`n_chunk` must be in [0, {CHUNK}]. Received: n_chunk={n_chunk}")
         return native.wire_bytes(self, n_chunk)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return self.text
 
 

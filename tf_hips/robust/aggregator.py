@@ -125,7 +125,7 @@ class Aggregator:
         """The text that `parse` turns into this value; the same for equal values."""
         return " >> ".join(step.text for step in self.steps)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return self.text
 
     @property

@@ -104,7 +104,7 @@ class Sketched:
         """`k`, which is known."""
         return self.k or 0
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return self.text
 
     def __call__(self, rows: Rows, *, secret: int = 0, step: int = 0) -> Floats:

@@ -191,7 +191,7 @@ class PreAggregator:
             return type(other)((*self.steps, *other.steps))
         return NotImplemented
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return self.text
 
 

@@ -299,7 +299,7 @@ class UpdateRule:
         """The value of a parameter, or `other` for one that this rule does not have."""
         return dict(self.params).get(name, other)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return self.text
 
     @property
