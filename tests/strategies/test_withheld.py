@@ -118,7 +118,7 @@ def _run(folder, rule, codec="fp32", refuses=()):
             one.start()
         uplink = config.Uplink(address, "a")
         run = config.Run(run="withheld", seed=7, uplink=uplink, log_dir=str(folder))
-        strategy = HierarchicalPS(codec, None, config=run)
+        strategy = HierarchicalPS(codec, downlink=None, config=run)
         with strategy.scope():
             variables = [tf.Variable(tf.ones(shape)) for shape in SHAPES]
         try:

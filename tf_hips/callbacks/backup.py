@@ -56,6 +56,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self,
         directory: str | Path,
         save_freq: int | str = "epoch",
+        *,
         keep: int = 2,
         delete_checkpoint: bool = True,
     ) -> None:

@@ -214,8 +214,10 @@ class LearningRateMultiplier(_Rate):
 
     decay = [
         tf_hips.callbacks.LearningRateWarmup(rate, warmup_epochs=5),
-        tf_hips.callbacks.LearningRateMultiplier(rate, lambda epoch: 1.0, 5, 30),
-        tf_hips.callbacks.LearningRateMultiplier(rate, lambda epoch: 0.1, 30, 60),
+        tf_hips.callbacks.LearningRateMultiplier(rate, 1.0, start_epoch=5, end_epoch=30),
+        tf_hips.callbacks.LearningRateMultiplier(
+            rate, lambda epoch: 0.1, start_epoch=30, end_epoch=60
+        ),
     ]
     """
 
@@ -223,6 +225,7 @@ class LearningRateMultiplier(_Rate):
         self,
         initial_lr: float,
         multiplier: float | Multiplier,
+        *,
         start_epoch: int = 0,
         end_epoch: int | None = None,
         staircase: bool = True,

@@ -106,12 +106,12 @@ class HierarchicalPS(ConnectedStrategy):
     def __init__(
         self,
         compression: Compressor | str | None = None,
+        *,
         downlink: Compressor | str | None = _SAME,
         local_compression: Compressor | str | None = None,
         intra: str | None = None,
         nonfinite: str = "raise",
         config: configuration.Run | None = None,
-        *,
         plan: Plan | str | Path | None = None,
         topology: str | None = None,
         comp_threshold: int = 0,
@@ -326,6 +326,10 @@ class HierarchicalPS(ConnectedStrategy):
         if self._above is not None:
             facts["above"] = self._above.text
         return facts
+
+    def _settings(self) -> dict[str, Any]:
+        chosen = {"compression": self._up, "downlink": self._down, "rule": self._rule}
+        return {**chosen, **super()._settings()}
 
     def _has_kept_rule(self) -> bool:
         is_above = self._above is not None and self._above.has_state  # at the party's server

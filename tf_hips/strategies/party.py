@@ -39,6 +39,7 @@ from tf_hips.ops import placement
 from tf_hips.ops.compressor import Compressor, resolve
 from tf_hips.ps.parcel import Intake
 from tf_hips.strategies import hooks
+from tf_hips.strategies.alone import Alone
 from tf_hips.strategies.base import Extended, device
 from tf_hips.strategies.beginning import EAGER_STEP, Beginning
 from tf_hips.strategies.failures import Failures
@@ -103,10 +104,8 @@ def chosen_intra(given: str | None, run: configuration.Run) -> str:
     return given or run.intra or "horovod"
 
 
-class PartyStrategy(tf.distribute.Strategy):
+class PartyStrategy(Alone, tf.distribute.Strategy):
     """One replica per process, gradients summed over a party; base of the public strategies."""
-
-    _is_closed = False  # it has left its run
 
     def __init__(self, nonfinite: str, run: configuration.Run | None) -> None:
         """Starts Horovod.
@@ -238,14 +237,6 @@ class PartyStrategy(tf.distribute.Strategy):
     def _is_alone(self) -> bool:
         """Whether gradients of this worker are the sum already."""
         return primitives.size() == 1 or self._apart == WORKER
-
-    def _codecs(self) -> dict[str, Compressor | None]:
-        """How gradients are encoded, by the name of the argument that says so."""
-        return {}
-
-    def _way_facts(self) -> dict[str, Any]:
-        """What else decides about sums: JSON values by name, compared where state is restored."""
-        return {}
 
     def _place(self) -> dict[str, Any] | None:
         """Where this run is, as JSON values: what a backup needs so that `_come_back` may follow.

@@ -53,9 +53,9 @@ class CompressedRing(PartyStrategy):
     def __init__(
         self,
         compression: Compressor | str | None = None,
+        *,
         nonfinite: str = "raise",
         config: configuration.Run | None = None,
-        *,
         plan: Plan | str | Path | None = None,
         topology: str | None = None,
         comp_threshold: int = 0,
