@@ -18,7 +18,7 @@ from tf_hips.ops import (
     parse,
     registry,
 )
-from tf_hips.ops.compressor import file_of
+from tf_hips.ops.compressor import file_of, packet_sizes
 from tf_hips.ops.registry import Algorithm, Parameter
 
 pytestmark = pytest.mark.heavy  # every compressor
@@ -210,7 +210,8 @@ def test_bad_values() -> None:
 
 
 def test_chunk_sizes() -> None:
-    assert chunk_sizes(0) == []
+    assert chunk_sizes(0) == [] and packet_sizes(0) == [0]
+    assert packet_sizes(CHUNK + 3) == [CHUNK, 3]
     assert chunk_sizes(1) == [1]
     assert chunk_sizes(CHUNK) == [CHUNK]
     assert chunk_sizes(2 * CHUNK + 3) == [CHUNK, CHUNK, 3]

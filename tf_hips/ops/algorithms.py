@@ -19,6 +19,7 @@ __all__ = [
     "Parameter",
     "bf16",
     "bisparse",
+    "budget",
     "dgc",
     "error_feedback",
     "fp8",

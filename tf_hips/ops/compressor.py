@@ -26,6 +26,8 @@ WRAPPERS = (ERROR_FEEDBACK, WARMUP, MIXED)
 SPECIAL: "dict[str, tuple[Callable[..., Compressor], tuple[Parameter, ...]]]" = {}
 """Names that stand for no codec of their own: what makes them, and what they take."""
 
+check_for_sums = native.check_for_sums
+
 _MAX_TEXT = 320
 _MAX_FILE_TEXT = 4096
 _CALL = re.compile(r"\s*([A-Za-z_]\w*(?:@[0-9a-f]{16})?)\s*(?:\((.*)\)\s*)?", re.ASCII | re.DOTALL)
@@ -39,6 +41,11 @@ def chunk_sizes(n: int) -> list[int]:
         raise ValueError(f"`n` must be at least 0. Received: n={n}")
     full, rest = divmod(n, CHUNK)
     return [CHUNK] * full + [rest] * (rest > 0)
+
+
+def packet_sizes(n: int) -> list[int]:
+    """Returns the elements of each packet of a tensor of n elements; one packet of 0 when n is."""
+    return chunk_sizes(n) or [0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -391,20 +398,6 @@ def check_makes_packets(
             f"`{name}` must make packets, which a server can merge: sums of low rank need all who "
             "send in both of their halves. Give it to the ranks of a party, as "
             "HierarchicalPS(local_compression=...) or CompressedRing(compression=...). "
-            f"Received: {compressor.text}"
-        )
-    return compressor
-
-
-def check_for_sums(compressor: Compressor) -> Compressor:
-    """Passes on a compressor that encodes sums.
-
-    Raises:
-        ValueError: its codec has state, a momentum that the summands went through already.
-    """
-    if compressor.for_sums != compressor:
-        raise ValueError(
-            f"sums must be encoded without momentum, such as by {compressor.for_sums.text}. "
             f"Received: {compressor.text}"
         )
     return compressor

@@ -19,7 +19,6 @@ class SeatClient:
         """
         if not isinstance(client, Client):
             raise ProtocolError("Parties that vote must have one server. Received: several")
-        self._client = client
         # The link is what `Client` and this class share; a client has calls of its own only.
         self._link, self._wait_s = client._link, client._wait_s
 

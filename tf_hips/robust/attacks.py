@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from tf_hips.ops.compressor import Compressor, chunk_sizes
+from tf_hips.ops.compressor import Compressor, packet_sizes
 from tf_hips.ops.native import PREFIX_BYTES, Bytes, Floats, derive_seed
 from tf_hips.robust import attack_params
 from tf_hips.robust.aggregator import secret_order
@@ -330,7 +330,7 @@ def lie_about_scale(compressor: Compressor, packets: Bytes, n: int, factor: floa
         raise ValueError(f"the compressor must be one of {known}. Received: {compressor.text}")
     lying = np.array(packets, np.uint8, copy=True)
     at = 0
-    for size in chunk_sizes(n) or [0]:
+    for size in packet_sizes(n):
         for offset in _SCALES[codec.name]:
             where = slice(at + PREFIX_BYTES + offset, at + PREFIX_BYTES + offset + 4)
             value = np.frombuffer(lying[where].tobytes(), np.float32)
