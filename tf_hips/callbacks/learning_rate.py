@@ -212,13 +212,15 @@ class LearningRateWarmup(_Rate):
 class LearningRateMultiplier(_Rate):
     """Multiplies `initial_lr` in some epochs by what depends on the epoch.
 
-    decay = [
-        tf_hips.callbacks.LearningRateWarmup(rate, warmup_epochs=5),
-        tf_hips.callbacks.LearningRateMultiplier(rate, 1.0, start_epoch=5, end_epoch=30),
-        tf_hips.callbacks.LearningRateMultiplier(
-            rate, lambda epoch: 0.1, start_epoch=30, end_epoch=60
-        ),
-    ]
+        decay = [
+            tf_hips.callbacks.LearningRateWarmup(rate, warmup_epochs=5),
+            tf_hips.callbacks.LearningRateMultiplier(rate, 1.0, start_epoch=5, end_epoch=30),
+            tf_hips.callbacks.LearningRateMultiplier(
+                rate, lambda epoch: 0.1, start_epoch=30, end_epoch=60
+            ),
+        ]
+
+    Epochs count from 0, and those before `start_epoch` or from `end_epoch` on are left as they are.
     """
 
     def __init__(

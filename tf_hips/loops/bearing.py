@@ -212,15 +212,6 @@ def tell_last(number: int, meeting: Any) -> None:
     )  # fmt: skip
 
 
-def check_loop(kind: type) -> None:
-    """Raises TypeError if a loop relies on `takes_part`, which nothing calls any more."""
-    if hasattr(kind, "takes_part"):
-        raise TypeError(
-            "A loop must say in `drawn(round)` which members send in a round, the same on all. "
-            f"Received: {kind.__name__} with `takes_part`, which nothing calls"
-        )
-
-
 def bearing_of(strategy: Any) -> Bearing | None:
     """That of a loop's strategy; None: no server above has rounds in which all wait."""
     rule = strategy._rule if strategy._has_server() else None

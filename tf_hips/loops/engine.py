@@ -46,8 +46,9 @@ import tensorflow as tf
 
 from tf_hips import log
 from tf_hips.callbacks import resuming
+from tf_hips.callbacks.changes import changes
 from tf_hips.errors import ProtocolError
-from tf_hips.loops import bearing, voted
+from tf_hips.loops import bearing, checked, voted
 from tf_hips.loops.bearing import Bearing, bearing_of
 from tf_hips.loops.exchange import Exchange
 from tf_hips.loops.executions import Executions
@@ -72,11 +73,6 @@ class Loop(keras.callbacks.Callback):
     """A Keras callback, first of all callbacks, that decides when replicas meet."""
 
     correction: Any = None
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Refuses one with `takes_part`, which nothing calls any more."""
-        super().__init_subclass__(**options)
-        bearing.check_loop(cls)
 
     def __init__(
         self,
@@ -124,10 +120,7 @@ class Loop(keras.callbacks.Callback):
             raise ValueError(
                 f"`weighting` must be one of {', '.join(WEIGHTINGS)}. Received: {weighting!r}"
             )
-        if party_rounds < 1:
-            raise ValueError(
-                f"`party_rounds` must be at least 1. Received: party_rounds={party_rounds!r}"
-            )
+        party_rounds = checked.whole("party_rounds", party_rounds)
         has_server = strategy._has_server()
         rule = chosen_outer(server_optimizer, strategy)
         self._model = model
@@ -585,11 +578,7 @@ class _Position(tf.train.experimental.PythonState):
         """
         saved, loop = json.loads(string_value), self._loop
         current = json.loads(json.dumps(loop.facts()))
-        told = [
-            f"{name} is {current.get(name, 'not known')} and was {saved['facts'].get(name)}"
-            for name in sorted({*saved["facts"], *current})
-            if saved["facts"].get(name) != current.get(name)
-        ]
+        told = changes(current, saved["facts"])
         if told:
             raise ProtocolError(
                 f"A backup must be taken up by the loop that made it. Received: {'; '.join(told)}"

@@ -36,7 +36,7 @@ from tf_hips.comm import primitives
 from tf_hips.errors import ConfigError
 from tf_hips.esync.pacer import Report
 from tf_hips.esync.rule import Pace
-from tf_hips.loops import methods
+from tf_hips.loops import checked, methods
 from tf_hips.loops.engine import Loop
 from tf_hips.loops.losses import PhaseLoss
 from tf_hips.loops.meeting import ANY_NUMBER, UNIFORM, WORKERS, Meeting, Told, Word
@@ -100,8 +100,10 @@ def _gain(own: float, others: float) -> float:
 class ESync(Loop):
     """Rounds whose local steps are chosen so that uneven members arrive together.
 
-    loop = tf_hips.ESync(model, strategy)
-    loop.fit(x, y, epochs=10)
+        loop = tf_hips.ESync(model, strategy)
+        loop.fit(x, y, epochs=10)
+
+    Slots of the optimizer stay with their worker.
     """
 
     def __init__(
@@ -162,8 +164,7 @@ class ESync(Loop):
             raise ValueError(
                 f'`pace` is of the default rule, and `rule="compat"` excludes it. Received: {pace}'
             )
-        if not 0 <= epsilon < math.inf:
-            raise ValueError(f"`epsilon` must be seconds >= 0. Received: epsilon={epsilon}")
+        epsilon = checked.real("epsilon", epsilon, math.inf)
         super().__init__(
             model,
             strategy,

@@ -24,6 +24,7 @@ import keras
 import tensorflow as tf
 
 from tf_hips.errors import ConfigError
+from tf_hips.loops import checked
 from tf_hips.loops.engine import Loop
 from tf_hips.loops.meeting import UNIFORM
 from tf_hips.loops.outer import Outer, chosen_outer
@@ -33,8 +34,6 @@ from tf_hips.strategies.gradients import Gradient
 from tf_hips.strategies.loan import LoopSum
 from tf_hips.strategies.overlapped import OverlappedSum
 from tf_hips.strategies.turns import MakeVariable
-
-_PLAIN_RULES = ("sum", "mean")
 
 
 class StreamingDiLoCo(Loop):
@@ -66,26 +65,28 @@ class StreamingDiLoCo(Loop):
             server_optimizer: rule of the outer step, made by the workers; see docs/rules.md.
 
         Raises:
-            ValueError: an argument is out of range.
+            ValueError, TypeError: an argument is out of range, or no number.
             ConfigError: the server has a rule with steps of its own.
             ProtocolError: the strategy has trained already, or serves another loop.
         """
-        if fragments < 1 or local_steps < fragments or local_steps % fragments:
+        local_steps = checked.whole("local_steps", local_steps)
+        fragments = checked.whole("fragments", fragments)
+        overlap = checked.whole("overlap", overlap, 0)
+        if local_steps % fragments:
             raise ValueError(
-                "`local_steps` must be a multiple of `fragments`, which must be at least 1. "
+                "`local_steps` must be a multiple of `fragments`. "
                 f"Received: local_steps={local_steps}, fragments={fragments}"
             )
         self._interval = local_steps // fragments
-        if not 0 <= overlap < self._interval:
+        if overlap >= self._interval:
             raise ValueError(
-                "`overlap` must be at least 0 and less than `local_steps / fragments`, "
+                "`overlap` must be less than `local_steps / fragments`, "
                 f"{self._interval}. Received: overlap={overlap}"
             )
-        self._mixing = mixing if mixing is not None else (0.5 if overlap else 0.0)
-        if not 0.0 <= self._mixing < 1.0:
-            raise ValueError(f"`mixing` must be from 0 to below 1. Received: mixing={mixing}")
+        mixing = mixing if mixing is not None else (0.5 if overlap else 0.0)
+        self._mixing = checked.real("mixing", mixing, 1.0)
         rule = strategy._rule if strategy._has_server() else None
-        if rule is not None and (rule.name not in _PLAIN_RULES or rule.is_robust):
+        if rule is not None and not rule.is_plain:
             raise ConfigError(
                 "With fragments the workers make the outer steps, so the rule of the server must "
                 f"be `sum` or `mean`. Received: {rule}"

@@ -247,6 +247,11 @@ class UpdateRule:
         return self.is_robust or self._kind.merges == MEAN
 
     @property
+    def is_plain(self) -> bool:
+        """Whether it is a sum or a mean, and nothing before or behind it."""
+        return self.name in (SUM, MEAN) and not self.is_robust
+
+    @property
     def robust(self) -> Aggregator | None:
         """What merges where some children may lie; None: a sum or a mean."""
         if self._kind.merges == ROBUST:
