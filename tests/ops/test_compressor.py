@@ -195,8 +195,13 @@ def test_bad_values() -> None:
         ops.terngrad(bitwidth=True)
     with pytest.raises(ValueError, match="must wrap one codec"):
         error_feedback(error_feedback(ops.onebit()))
-    with pytest.raises(TypeError, match="must be a Compressor"):
-        error_feedback("onebit")
+    assert error_feedback("onebit") == error_feedback(ops.onebit())
+    assert ops.warmup("topk(0.01)", 9) == ops.warmup(ops.topk(0.01), 9)
+    assert ops.mixed("onebit", 9) == ops.mixed(ops.onebit(), 9)
+    with pytest.raises(TypeError, match="`compressor` must be a compressor such as"):
+        error_feedback(1)
+    with pytest.raises(TypeError, match=r"did you forget the parentheses, `onebit\(\)`\?"):
+        error_feedback(ops.onebit)
     with pytest.raises(ValueError, match="wraps nothing"):
         Compressor("onebit", inner=ops.onebit())
     with pytest.raises(ValueError, match="must wrap one codec"):

@@ -191,6 +191,17 @@ def test_votes_are_their_text() -> None:
             rules.resolve(Detox(**common, **given))
 
 
+def test_what_is_no_rule_is_named() -> None:
+    for name in ("rule", "robust_global"):
+        told = rf"`{name}` must be a rule .* did you forget the parentheses, `krum\(\)`\?"
+        with pytest.raises(TypeError, match=told):
+            rules.resolve(robust.krum, name)
+    with pytest.raises(TypeError, match=r"`rule` must be a rule .*Received: rule=3$"):
+        rules.resolve(3)
+    with pytest.raises(TypeError, match=r"`then` must be a rule .* forget the parentheses"):
+        Detox(3, robust.median)
+
+
 def test_f_of_votes_is_of_all_children() -> None:
     def config(rule: str, parties: int) -> ServerConfig:
         return ServerConfig(tuple(f"p{i}" for i in range(parties)), insecure=True, rule=rule)

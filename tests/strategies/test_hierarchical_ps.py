@@ -319,6 +319,7 @@ def test_a_worker_at_a_server_is_a_process_of_its_own():
 def test_without_an_uplink_it_is_one_party():
     import keras
 
+    import tf_hips
     from tests.strategies import training
     from tf_hips.errors import ConfigError, PeerError, ProtocolError
     from tf_hips.strategies import CompressedRing, HierarchicalPS, fingerprint
@@ -346,6 +347,15 @@ def test_without_an_uplink_it_is_one_party():
         for kind in (HierarchicalPS, CompressedRing):
             with pytest.raises(TypeError, match="positional"):
                 kind("onebit", "zero")
+
+    for name in ("compression", "downlink", "local_compression"):
+        with pytest.raises(TypeError, match=f"`{name}` must be a compressor .* parentheses"):
+            HierarchicalPS(**{name: tf_hips.onebit})
+    for name in ("rule", "robust_global"):
+        with pytest.raises(TypeError, match=f"`{name}` must be a rule .* parentheses"):
+            HierarchicalPS(**{name: tf_hips.robust.krum})
+    with pytest.raises(TypeError, match=r"`robust` must be a rule .* parentheses"):
+        CompressedRing(robust=tf_hips.robust.krum)
 
     with pytest.raises(ValueError, match="intra='mpi'"):
         HierarchicalPS(intra="mpi")

@@ -403,8 +403,12 @@ def check_makes_packets(
     return compressor
 
 
-def resolve(value: Compressor | str) -> Compressor:
+def resolve(value: Compressor | str, name: str = "compressor") -> Compressor:
     """The compressor that the user of this process gave: a value, or a text that may name a file.
+
+    Args:
+        value: what was given.
+        name: of the argument, for the message.
 
     Raises:
         ValueError, TypeError: as for `parse`; SpecificationError, LibraryError: as for `jit.load`.
@@ -412,9 +416,7 @@ def resolve(value: Compressor | str) -> Compressor:
     if isinstance(value, str):
         return parse(value, files=True)
     if not isinstance(value, Compressor):
-        raise TypeError(
-            f"a compressor must be a value such as onebit(), or its text. Received: {value!r}"
-        )
+        raise call_text.wrong_kind(name, "a compressor such as onebit(), or its text", value)
     return value
 
 

@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_hips.errors import ToleranceError
+from tf_hips.ops import call_text
 from tf_hips.ops.compressor import Compressor
 from tf_hips.ops.native import Floats, derive_seed
 from tf_hips.ops.registry import Parameter
@@ -127,7 +128,7 @@ class Detox:
             liars are more than half.
 
     Raises:
-        TypeError: `r`, `buckets` or `q` is no integer.
+        TypeError: `r`, `buckets` or `q` is no integer, or `then` no rule.
         ValueError: a number is out of range, there is no such vote, or `then` takes no f from `q`.
     """
 
@@ -146,6 +147,8 @@ class Detox:
             is_integer = isinstance(number, numbers.Integral) and not isinstance(number, bool)
             if not is_integer and (name, number) != ("q", None):
                 raise TypeError(f"`{name}` must be an integer. Received: {name}={number!r}")
+        if not isinstance(self.then, Aggregator):
+            raise call_text.wrong_kind("then", "a rule such as robust.median()", self.then)
         if self.r < 1:
             raise ValueError(f"`r` must be 1 or more. Received: r={self.r}")
         if self.vote not in VOTES:

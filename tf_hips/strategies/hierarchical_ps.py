@@ -162,13 +162,13 @@ class HierarchicalPS(ConnectedStrategy):
         is_single = chosen_intra(intra, config) == "ps"
         self._up = chosen_compression(compression, config) or algorithms.fp32()
         check_makes_packets(self._up, "compression", may_be_mixed=True)
-        self._down = (
-            self._up.for_sums if downlink == _SAME else check_for_sums(_compressor(downlink))
-        )
+        self._down = self._up.for_sums if downlink == _SAME else check_for_sums(_downlink(downlink))
         check_makes_packets(self._down, "downlink", may_be_mixed=True)
         self._rule = chosen_rule(rule_of_both(rule, robust_global), config)
         self._robust_local = chosen_local(robust_local, config, has_servers=is_single)
-        local = None if local_compression is None else resolve(local_compression)
+        local = (
+            None if local_compression is None else resolve(local_compression, "local_compression")
+        )
         self._above: Compressor | None = None  # how the party's own server sends, where it has one
         if is_single:
             if plan is not None or topology is not None or comp_threshold:
@@ -550,7 +550,5 @@ class HierarchicalPS(ConnectedStrategy):
         return weight_of(self._rule, self._welcome)
 
 
-def _compressor(value: Compressor | str | None) -> Compressor:
-    if value is None:
-        return algorithms.fp32()
-    return resolve(value)
+def _downlink(value: Compressor | str | None) -> Compressor:
+    return algorithms.fp32() if value is None else resolve(value, "downlink")

@@ -16,6 +16,7 @@ from tf_hips.comm.robust_rows import check
 from tf_hips.comm.robust_sum import TOPOLOGIES, Tell, make_robust_reducer
 from tf_hips.comm.ways import PS
 from tf_hips.errors import ConfigError
+from tf_hips.ops import call_text
 from tf_hips.ops.algorithms import fp32
 from tf_hips.ops.compressor import Compressor
 from tf_hips.ops.native import derive_seed
@@ -38,9 +39,8 @@ def chosen_aggregator(given: Aggregator | str | None, run: config.Run) -> Aggreg
     """
     own = robust.parse(given) if isinstance(given, str) else given
     if own is not None and not isinstance(own, Aggregator):
-        raise TypeError(
-            "`robust` must be a rule such as `tf_hips.robust.median()`, or its text. Received: "
-            f"robust={given!r}"
+        raise call_text.wrong_kind(
+            "robust", "a rule such as `tf_hips.robust.median()`, or its text", given
         )
     if run.rule is None:
         return own
