@@ -240,22 +240,22 @@ class ESync(Loop):
         self._loss.end_epoch()
         super().close_epoch()
 
-    def plan(self, number: int) -> int | None:
+    def plan(self, round_number: int) -> int | None:
         """What was assigned; None with the paper's rule, which is asked after each step."""
         steps = None
         if self._asked is not None:
-            self._asked.begin(number)
+            self._asked.begin(round_number)
         if self._paced is not None:
             steps = self._paced.begin(is_shared=not self._is_alone)
         self._loss.begin()
-        if number == self._begun:
+        if round_number == self._begun:
             # Another `fit`. What lay between the two is no step and makes nobody late; nor is it a
             # transfer, for which rounds would become as long as that.
             self._paused_s += self._watch.go_on()
         else:
             self._watch.begin()
             self._paused_s = 0.0
-        self._begun = number
+        self._begun = round_number
         return steps
 
     def pause(self, seconds: float) -> None:

@@ -175,18 +175,18 @@ class FedAvg(Loop):
 
     # When.
 
-    def plan(self, number: int) -> int | None:
+    def plan(self, round_number: int) -> int | None:
         """The steps that were asked for."""
         if not callable(self._local_steps):
             return self._local_steps
-        return checked.whole(f"local_steps({number})", self._local_steps(number))
+        return checked.whole(f"local_steps({round_number})", self._local_steps(round_number))
 
     def steps_of_round(self) -> int | None:
         """The steps that were asked for, if their number is always the same."""
         return None if callable(self._local_steps) else self._local_steps
 
     def why_not_voted(self) -> str | None:
-        """Whether what is sent depends on more than weights and batches."""
+        """What is sent that depends on more than weights and batches; None: nothing."""
         if self._controls is not None:
             return "SCAFFOLD's control variates are of one member's history. Received: scaffold"
         if self._normalises:
@@ -207,11 +207,13 @@ class FedAvg(Loop):
         """Whether the epochs that were asked for are over."""
         return self._local_epochs is not None and self.epochs >= self._local_epochs
 
-    def drawn(self, number: int) -> frozenset[int] | None:
-        """So many as `participation` says."""
+    def drawn(self, round_number: int) -> frozenset[int] | None:
+        """The members drawn for a round, so many as `participation` says; None: all."""
         _, members = self.member
         chosen = methods.number_chosen(self._participation, members)
-        return None if chosen >= members else methods.sampled(self.seed, number, members, chosen)
+        return (
+            None if chosen >= members else methods.sampled(self.seed, round_number, members, chosen)
+        )
 
     def facts(self) -> dict[str, Any]:
         """What must be equal where a backup is taken up."""
@@ -364,13 +366,13 @@ class HFA(Loop):
             reset_optimizer=reset_optimizer,
         )
 
-    def plan(self, number: int) -> int | None:
+    def plan(self, round_number: int) -> int | None:
         """The steps that were asked for."""
-        del number
+        del round_number
         return self._local_steps
 
     def why_not_voted(self) -> str | None:
-        """Nothing: steps and meetings are as many for all."""
+        """None: steps and meetings are as many for all, so groups can vote."""
         return None
 
     def facts(self) -> dict[str, Any]:
@@ -382,7 +384,7 @@ def _check_participation(value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"`participation` must be a number. Received: participation={value!r}")
     is_number = isinstance(value, int)
-    if not (value >= 1 if is_number else 0.0 < value <= 1.0):
+    if not (float(value) >= 1 if is_number else 0.0 < float(value) <= 1.0):
         raise ValueError(
             "`participation` must be a share above 0 and at most 1, or as an int a number of "
             f"members. Received: participation={value!r}"

@@ -140,9 +140,9 @@ class StreamingDiLoCo(Loop):
 
     # When. A round is the turn of one fragment; steps are those since the last launch.
 
-    def plan(self, number: int) -> int | None:
+    def plan(self, round_number: int) -> int | None:
         """Steps up to the next landing or launch."""
-        del number
+        del round_number
         return self._overlap if self._is_under_way else self._interval
 
     def meet(self, *, ends: bool = False) -> None:

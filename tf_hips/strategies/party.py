@@ -69,7 +69,7 @@ def chosen_compression(given: Compressor | str | None, run: configuration.Run) -
         ValueError, TypeError: what the script gives is no compression.
         ConfigError: what the configuration names is none, or is not what the script gives.
     """
-    own = None if given is None else resolve(given)
+    own = None if given is None else resolve(given, "compression")
     if run.compression is None:
         return own
     try:
@@ -160,7 +160,7 @@ class PartyStrategy(Alone, tf.distribute.Strategy):
         return self.global_rank, primitives.size()
 
     def _row_group(self) -> tuple[int, int]:
-        """The same of rows that are not trained on, of which none may be left out or come twice."""
+        """Like `sample_group`, for evaluation: every row comes exactly once."""
         return self.sample_group()
 
     def noise_group(self) -> tuple[int, int]:
