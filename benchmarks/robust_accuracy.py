@@ -160,7 +160,7 @@ def _honest(
     if not isinstance(rule, detox.Detox):
         chosen = generator.integers(0, len(data.rows), (workers, BATCH))
         return gradients(weights, data.rows[chosen], data.labels[chosen])
-    seats = detox.groups(workers, rule.r, seed, step, is_fixed=rule.is_fixed)
+    seats = detox.groups(workers, rule.r, seed, step, fixed=rule.fixed)
     found = np.empty((workers, weights.size), np.float32)
     for group, members in enumerate(seats):
         own = np.random.default_rng(detox.sampling_seed(seed, step, group))

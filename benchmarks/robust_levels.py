@@ -305,7 +305,7 @@ def liars(cell: Cell, seed: int) -> tuple[frozenset[int], frozenset[int]]:
         return frozenset(), frozenset()
     parties, workers = frozenset[int](), frozenset[int]()
     if cell.level != "party":
-        parties = frozenset(attacks.liars(PARTIES, 1, seed, is_fixed=True))
+        parties = frozenset(attacks.liars(PARTIES, 1, seed, fixed=True))
     if cell.level != "global":
         workers = frozenset(
             members_of(party)[attacks.liars(MEMBERS, 1, seed, party)[0]]

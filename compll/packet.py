@@ -82,7 +82,7 @@ def wire_bytes(n: int, body_bytes: Callable[[int], int]) -> int:
     return total + (PREFIX.size + body_bytes(rest) if rest or not full else 0)
 
 
-def chunk_sizes(n: int) -> list[int]:
+def packet_sizes(n: int) -> list[int]:
     """Elements of each packet of a tensor of `n` elements."""
     if n == 0:
         return [0]
@@ -141,7 +141,7 @@ def split(
         )
     parts = []
     at = 0
-    for size in chunk_sizes(n):
+    for size in packet_sizes(n):
         check_prefix(data[at : at + PREFIX.size], codec, size)
         at += PREFIX.size
         end = at + body_bytes(size)

@@ -33,6 +33,7 @@ def test_wheel_works_where_it_is_unpacked(tmp_path: Path) -> None:
     unpacked = tmp_path / "unpacked"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(unpacked)
+    assert all((unpacked / package / "py.typed").is_file() for package in ("compll", "tf_hips"))
     entry_points = next(unpacked.glob("*.dist-info/entry_points.txt")).read_text()
     assert "compll = compll.cli:main" in entry_points
     assert "tf-hips = tf_hips.cli:main" in entry_points

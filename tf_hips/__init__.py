@@ -7,26 +7,71 @@
     model.fit(dataset)
 
 Names are loaded on first use (PEP 562): a server process imports this package and never pays for
-TensorFlow.
+TensorFlow. A type checker reads the imports below.
 """
 
 import importlib
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tf_hips import callbacks, config, data, errors, loops, models, robust
+    from tf_hips.loops import (
+        HFA,
+        ESync,
+        FedAvg,
+        StreamingDiLoCo,
+    )
+    from tf_hips.ops import (
+        Compressor,
+        bf16,
+        bisparse,
+        budget,
+        dgc,
+        error_feedback,
+        fp8,
+        fp16,
+        fp32,
+        graddrop,
+        hips2bit,
+        int8,
+        load,
+        mixed,
+        natural,
+        onebit,
+        powersgd,
+        qsgd,
+        randomk,
+        tbq,
+        terngrad,
+        topk,
+        warmup,
+    )
+    from tf_hips.strategies import (
+        CompressedRing,
+        HierarchicalPS,
+        fingerprint,
+        gather,
+        local,
+        set_epoch,
+        shard,
+        simulate_liars,
+    )
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "CompressedRing": "tf_hips.strategies",
+    "Compressor": "tf_hips.ops",
     "ESync": "tf_hips.loops",
     "FedAvg": "tf_hips.loops",
     "HFA": "tf_hips.loops",
     "HierarchicalPS": "tf_hips.strategies",
     "StreamingDiLoCo": "tf_hips.loops",
-    "Compressor": "tf_hips.ops",
     "bf16": "tf_hips.ops",
     "bisparse": "tf_hips.ops",
     "budget": "tf_hips.ops",
+    "dgc": "tf_hips.ops",
     "error_feedback": "tf_hips.ops",
     "fingerprint": "tf_hips.strategies",
     "fp16": "tf_hips.ops",
@@ -40,7 +85,6 @@ _HOMES = {
     "local": "tf_hips.strategies",
     "mixed": "tf_hips.ops",
     "natural": "tf_hips.ops",
-    "dgc": "tf_hips.ops",
     "onebit": "tf_hips.ops",
     "powersgd": "tf_hips.ops",
     "qsgd": "tf_hips.ops",
@@ -54,26 +98,70 @@ _HOMES = {
     "warmup": "tf_hips.ops",
 }
 
-_PACKAGES = ("callbacks", "loops", "models", "robust")
-# Of these a script needs a function now and then: `tf_hips.config.role()`.
-_MODULES = ("config", "data", "errors")
+_MODULES = ("callbacks", "config", "data", "errors", "loops", "models", "robust")
 
-__all__ = sorted([*_HOMES, *_PACKAGES, "__version__"])
+__all__ = [
+    "HFA",
+    "CompressedRing",
+    "Compressor",
+    "ESync",
+    "FedAvg",
+    "HierarchicalPS",
+    "StreamingDiLoCo",
+    "__version__",
+    "bf16",
+    "bisparse",
+    "budget",
+    "callbacks",
+    "config",
+    "data",
+    "dgc",
+    "error_feedback",
+    "errors",
+    "fingerprint",
+    "fp8",
+    "fp16",
+    "fp32",
+    "gather",
+    "graddrop",
+    "hips2bit",
+    "int8",
+    "load",
+    "local",
+    "loops",
+    "mixed",
+    "models",
+    "natural",
+    "onebit",
+    "powersgd",
+    "qsgd",
+    "randomk",
+    "robust",
+    "set_epoch",
+    "shard",
+    "simulate_liars",
+    "tbq",
+    "terngrad",
+    "topk",
+    "warmup",
+]
 
 
 if "TF_HIPS_CONFIG" in os.environ:  # a worker of the launcher's, one of many
     importlib.import_module("tf_hips.errors").print_in_one_line()
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        value = getattr(importlib.import_module(_HOMES[name]), name)
-        globals()[name] = value
-        return value
-    if name in (*_PACKAGES, *_MODULES):
-        return importlib.import_module(f"tf_hips.{name}")
-    raise AttributeError(f"module 'tf_hips' has no attribute {name!r}")
+if not TYPE_CHECKING:  # else any name would do
+
+    def __getattr__(name: str) -> Any:
+        if name in _HOMES:
+            value = getattr(importlib.import_module(_HOMES[name]), name)
+            globals()[name] = value
+            return value
+        if name in _MODULES:
+            return importlib.import_module(f"tf_hips.{name}")
+        raise AttributeError(f"module 'tf_hips' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return [*__all__, *_MODULES]
+    return [*__all__]

@@ -153,7 +153,6 @@ class _Emitter:
         self._plan = plan
         self._program = plan.program
         self._lines = Lines()
-        self._fields = plan.body
 
     def run(self) -> str:
         program, add = self._program, self._lines.add

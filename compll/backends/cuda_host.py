@@ -203,7 +203,7 @@ class Host:
         lines.close()
         lines.add("")
 
-    def _start(self, name: str, function: Function, *, has_tensor: bool = False) -> None:
+    def _start(self, name: str, *, has_tensor: bool = False) -> None:
         """Declares `call`, `arena`, `own` and `stream`."""
         lines = self._lines
         lines.add(f"{name.capitalize()}Call call = {{}};")
@@ -274,7 +274,7 @@ class Host:
         lines.add("", *head[:-1])
         lines.open(head[-1])
         lines.add("const ScopedExactDenormals exact;")
-        self._start("decode", function)
+        self._start("decode")
         lines.add(
             "static_cast<void>(own);",
             "const bool is_mode = mode == TF_HIPS_SET || mode == TF_HIPS_ADD ||",
@@ -355,7 +355,7 @@ class Host:
         lines.add("const ScopedExactDenormals exact;")
         if decode is None:
             lines.add("if (residual != nullptr) return TF_HIPS_NOT_PROVIDED;")
-        self._start("encode", function)
+        self._start("encode")
         lines.add(
             "if (key == nullptr || packets == nullptr || (gradient == nullptr && n > 0) ||",
             "    (residual != nullptr && new_residual == nullptr)) {",
@@ -431,7 +431,7 @@ class Host:
             "void* stream_pointer) {"
         )
         lines.add("const ScopedExactDenormals exact;")
-        self._start("encode", function)
+        self._start("encode")
         lines.add(
             "static_cast<void>(own);",
             "if (key == nullptr || packets == nullptr ||",

@@ -349,7 +349,7 @@ class Kernels:
             self.decode_tile(step.writes, {})
         self.end()
         if step.reduces:
-            self._finish(step, loop, lets)
+            self._finish(step, lets)
         else:
             self._define_lets(lets)
 
@@ -429,7 +429,7 @@ class Kernels:
         for let in lets:
             self.define(let.var, "let", let.value)
 
-    def _finish(self, step: nodes.Sweep, loop: int, lets: Sequence[nodes.Let]) -> None:
+    def _finish(self, step: nodes.Sweep, lets: Sequence[nodes.Let]) -> None:
         self.begin("finish", None)
         scope = self.scope()
         inits = [reduce.init for _, reduce in step.reduces]

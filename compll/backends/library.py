@@ -238,7 +238,7 @@ class CompiledCodec:
         new = [np.empty_like(row) for row in old]
         parts = []
         start = 0
-        for size in packet.chunk_sizes(x.size):
+        for size in packet.packet_sizes(x.size):
             parts.append(np.frombuffer(packet.prefix(self.codec_hash, size), np.uint8))
             part = slice(start, start + size)
             key = (seed, step, tensor_id, offset + start)

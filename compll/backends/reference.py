@@ -360,7 +360,7 @@ class Reference:
         new = np.empty_like(old)
         parts = []
         start = 0
-        for size in packet.chunk_sizes(x.size):
+        for size in packet.packet_sizes(x.size):
             key = Key(seed, step, tensor_id, offset + start)
             end = start + size
             states = (list(old[:, start:end]), list(new[:, start:end]))

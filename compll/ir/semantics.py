@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from compll.ir import functions
-from compll.ir.types import BOOL, FLOAT, INT, Type, UInt
+from compll.ir.types import BOOL, FLOAT, Type, UInt
 
 Value = Any  # np.float32 | np.int64 | np.bool_ or an array of one of them
 
@@ -187,8 +187,3 @@ def _to_int(x: Value) -> Value:
     inner = np.asarray(inside).astype(np.int64)
     ends = select(np.greater_equal(x, limit), np.int64(2**63 - 1), inner)
     return select(np.less_equal(x, -limit), np.int64(-(2**63)), ends)
-
-
-def is_integer_type(kind: Type) -> bool:
-    """Int and UInt: what integer operators take, Bool included as 0 and 1."""
-    return kind in (INT, BOOL) or isinstance(kind, UInt)

@@ -88,7 +88,7 @@ def test_multipliers_follow_horovod():
     from tf_hips.callbacks import LearningRateMultiplier
 
     # A number is a base of powers, in its epochs only.
-    used, _, history = fit([LearningRateMultiplier(0.5, 0.1, 1, 3)])
+    used, _, history = fit([LearningRateMultiplier(0.5, 0.1, start_epoch=1, end_epoch=3)])
     np.testing.assert_allclose(used, [0.8] * 5 + [0.5] * 5 + [0.05] * 10, rtol=1e-6)
     np.testing.assert_allclose(history["learning_rate"], [0.8, 0.5, 0.05, 0.05], rtol=1e-6)
     used, _, _ = fit([LearningRateMultiplier(0.5, lambda epoch: 1 / (1 + epoch))])
@@ -144,6 +144,8 @@ def test_errors_say_what_is_wrong():
     from tf_hips.callbacks import LearningRateMultiplier, LearningRateWarmup
 
     decay = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
+    with pytest.raises(TypeError, match="positional"):
+        LearningRateMultiplier(0.1, 0.5, 3)
     for callback in (LearningRateWarmup(), LearningRateMultiplier(0.1, 0.5)):
         with pytest.raises(ValueError, match=r"must be a float .* schedule .*ExponentialDecay"):
             fit([callback], rate=decay)
@@ -158,7 +160,7 @@ def test_errors_say_what_is_wrong():
         with pytest.raises(ValueError, match="must be"):
             LearningRateWarmup(**wrong)
     with pytest.raises(ValueError, match="`end_epoch` must be at least"):
-        LearningRateMultiplier(0.1, 0.5, 3, 2)
+        LearningRateMultiplier(0.1, 0.5, start_epoch=3, end_epoch=2)
 
     # A generator does not say how long it is.
     def generator():

@@ -141,7 +141,7 @@ def test_wire_bytes_of_large_tensors():
     program = spec("onebit")
     for codec in (compll.Reference(program), compiled(program)):
         for n in (0, 1, 2**20, 2**20 + 1):
-            parts = [16 + codec.body_bytes(size) for size in compll.packet.chunk_sizes(n)]
+            parts = [16 + codec.body_bytes(size) for size in compll.packet.packet_sizes(n)]
             assert codec.wire_bytes(n) == sum(parts)
         assert codec.wire_bytes(2**40) == 2**20 * codec.wire_bytes(2**20)
 

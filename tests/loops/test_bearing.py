@@ -238,16 +238,6 @@ def test_only_a_robust_rule_is_said_to_have_ended_a_training(monkeypatch):
     assert len(said) == 1 and "robust rule of a server, which needs 3 rows" in said[0]
 
 
-def test_what_no_loop_calls_any_more_is_refused():
-    from tf_hips.loops import Loop
-
-    with pytest.raises(TypeError, match=r"must say in `drawn\(round\)`.* Received: Mine"):
-
-        class Mine(Loop):
-            def takes_part(self, number):
-                return number > 1
-
-
 def test_words_are_looked_at_before_others_hear_them():
     from tf_hips.loops.meeting import Word, own_words
 

@@ -351,7 +351,7 @@ def test_the_loss_of_a_local_phase_is_that_of_its_rows():
         ({"rule": "compat"}, "`state_server` goes with"),
         ({"state_server": "127.0.0.1:1"}, "`state_server` goes with"),
         ({"rule": "compat", "state_server": "h:1", "pace": "margin=0"}, "`pace` is of the default"),
-        ({"rule": "compat", "state_server": "h:1", "epsilon": -1.0}, "`epsilon` must be seconds"),
+        ({"rule": "compat", "state_server": "h:1", "epsilon": -1.0}, "`epsilon` must be from 0"),
     ],
 )
 def test_options_that_do_not_go_together(options, message):

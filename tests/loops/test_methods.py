@@ -257,7 +257,12 @@ def test_who_takes_part():
         ({}, "One of `local_steps` and `local_epochs` must be given"),
         ({"local_steps": 1, "local_epochs": 1}, "One of `local_steps` and `local_epochs`"),
         ({"local_epochs": -1}, "`local_epochs` must be at least 1"),
-        ({"local_steps": 1, "prox_mu": -1.0}, "`prox_mu` must be a number from 0.0"),
+        ({"local_steps": "8"}, "`local_steps` must be an integer. Received: local_steps='8'"),
+        ({"local_steps": True}, "`local_steps` must be an integer"),
+        ({"local_epochs": 1.5}, "`local_epochs` must be an integer"),
+        ({"local_steps": 1, "prox_mu": -1.0}, "`prox_mu` must be from 0"),
+        ({"local_steps": 1, "prox_mu": "1"}, "`prox_mu` must be a number"),
+        ({"local_steps": 1, "participation": "all"}, "`participation` must be a number"),
         ({"local_steps": 1, "participation": 0.0}, "`participation` must be a share"),
         ({"local_steps": 1, "weighting": "rows"}, "`weighting` must be one of samples, uniform"),
         ({"local_steps": 1, "compat": True, "scaffold": True}, "`compat` is HiPS' own mean"),
@@ -277,8 +282,24 @@ def test_options_that_are_refused(options, told):
     with strategy.scope():
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
         model.compile("adam", "mse")
-    with pytest.raises((ValueError, ConfigError), match=told):
+    with pytest.raises((ValueError, TypeError, ConfigError), match=told):
         FedAvg(model, strategy, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"local_steps": lambda number: 2, "party_rounds": 2}, "`local_steps` must be an integer"),
+        ({"local_steps": None, "party_rounds": 2}, "`local_steps` must be an integer"),
+        ({"local_steps": 2, "party_rounds": "2"}, "`party_rounds` must be an integer"),
+        ({"local_steps": 2, "party_rounds": 0}, "`party_rounds` must be at least 1"),
+    ],
+)
+def test_steps_of_hfa_that_are_refused(options, told):
+    from tf_hips.loops import HFA
+
+    with pytest.raises((ValueError, TypeError), match=told):
+        HFA(None, None, **options)
 
 
 def _loop(rule, workers, level="party", robust=None, least=None, paths=None, **options):

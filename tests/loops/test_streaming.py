@@ -275,6 +275,10 @@ def test_a_fragment_that_is_no_number_is_refused_and_named(tmp_path):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
+        ({"local_steps": 4.0, "fragments": 2}, "`local_steps` must be an integer"),
+        ({"local_steps": 4, "fragments": 0}, "`fragments` must be at least 1"),
+        ({"local_steps": 4, "fragments": 2, "overlap": -1}, "`overlap` must be at least 0"),
+        ({"local_steps": 4, "fragments": 2, "mixing": "0"}, "`mixing` must be a number"),
         ({"local_steps": 5, "fragments": 2}, "must be a multiple of `fragments`"),
         ({"local_steps": 4, "fragments": 2, "overlap": 2}, "less than `local_steps / fragments`"),
         ({"local_steps": 4, "fragments": 2, "mixing": 1.0}, "`mixing` must be from 0"),
@@ -294,5 +298,5 @@ def test_fragments_that_are_refused(options, told):
     with strategy.scope():
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
         model.compile("sgd", "mse")
-    with pytest.raises((ValueError, ConfigError), match=told):
+    with pytest.raises((ValueError, TypeError, ConfigError), match=told):
         StreamingDiLoCo(model, strategy, **options)

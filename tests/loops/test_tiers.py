@@ -240,10 +240,12 @@ def test_statistics_where_nobody_waits(rule, factor):
 
 
 def test_hfa_needs_a_server():
-    from tf_hips.loops import HFA
+    from tf_hips.loops import HFA, FedAvg
     from tf_hips.strategies import CompressedRing
 
     strategy = CompressedRing()
+    loop = FedAvg(_linear(strategy, "sgd"), strategy, local_steps=2)
+    assert repr(loop).startswith("<FedAvg: weighting=samples, party rounds=1, local_steps=2,")
     with pytest.raises(ConfigError, match="HFA is for parties with a server"):
         HFA(_linear(strategy, "sgd"), strategy, local_steps=2, party_rounds=2)
 

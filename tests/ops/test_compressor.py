@@ -18,7 +18,7 @@ from tf_hips.ops import (
     parse,
     registry,
 )
-from tf_hips.ops.compressor import file_of
+from tf_hips.ops.compressor import file_of, packet_sizes
 from tf_hips.ops.registry import Algorithm, Parameter
 
 pytestmark = pytest.mark.heavy  # every compressor
@@ -36,7 +36,7 @@ def test_text_and_back(compressor: Compressor) -> None:
     for value in values:
         assert parse(value.text) == value
         assert parse(f"  {value.text} ") == value
-        assert str(value) == value.text
+        assert str(value) == repr(value) == value.text
         assert hash(parse(value.text)) == hash(value)
         assert value.codec == compressor
         assert value.wire_bytes(100) == compressor.wire_bytes(100)
@@ -195,8 +195,13 @@ def test_bad_values() -> None:
         ops.terngrad(bitwidth=True)
     with pytest.raises(ValueError, match="must wrap one codec"):
         error_feedback(error_feedback(ops.onebit()))
-    with pytest.raises(TypeError, match="must be a Compressor"):
-        error_feedback("onebit")
+    assert error_feedback("onebit") == error_feedback(ops.onebit())
+    assert ops.warmup("topk(0.01)", 9) == ops.warmup(ops.topk(0.01), 9)
+    assert ops.mixed("onebit", 9) == ops.mixed(ops.onebit(), 9)
+    with pytest.raises(TypeError, match="`compressor` must be a compressor such as"):
+        error_feedback(1)
+    with pytest.raises(TypeError, match=r"did you forget the parentheses, `onebit\(\)`\?"):
+        error_feedback(ops.onebit)
     with pytest.raises(ValueError, match="wraps nothing"):
         Compressor("onebit", inner=ops.onebit())
     with pytest.raises(ValueError, match="must wrap one codec"):
@@ -210,7 +215,8 @@ def test_bad_values() -> None:
 
 
 def test_chunk_sizes() -> None:
-    assert chunk_sizes(0) == []
+    assert chunk_sizes(0) == [] and packet_sizes(0) == [0]
+    assert packet_sizes(CHUNK + 3) == [CHUNK, 3]
     assert chunk_sizes(1) == [1]
     assert chunk_sizes(CHUNK) == [CHUNK]
     assert chunk_sizes(2 * CHUNK + 3) == [CHUNK, CHUNK, 3]

@@ -12,7 +12,7 @@ from tf_hips.ps.calls import Calls
     ("error", "code"),
     [
         (LibraryError("it lacks a function"), grpc.StatusCode.INTERNAL),
-        (ToleranceError("krum needs n >= 5"), grpc.StatusCode.INTERNAL),
+        (ToleranceError("krum needs n >= 5"), grpc.StatusCode.NOT_FOUND),
         (PacketError("of another codec"), grpc.StatusCode.INVALID_ARGUMENT),
     ],
 )

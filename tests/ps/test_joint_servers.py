@@ -26,7 +26,7 @@ from tests.ps.test_restart import Later, ServerProcess
 from tests.support.certs import Certificates
 from tests.support.eventually import eventually
 from tf_hips import log
-from tf_hips.errors import NonFiniteError, PeerError, ProtocolError
+from tf_hips.errors import PeerError, ProtocolError, ToleranceError
 from tf_hips.ops.compressor import CHUNK
 from tf_hips.ps import judging, wire
 from tf_hips.ps.jointly import JointStore
@@ -170,7 +170,7 @@ def test_more_liars_than_the_rule_bears_end_the_run_at_all_shards(
             packets = one.packets(0)
             if one.child in (1, 4):
                 packets.view(np.float32)[4:20] = 1e20  # behind the first packet's prefix
-            with pytest.raises((NonFiniteError, PeerError, ProtocolError), match="bears f=1 bad"):
+            with pytest.raises((ToleranceError, PeerError, ProtocolError), match="bears f=1 bad"):
                 one.client.exchange(0, packets)
 
         together(*(lambda one=one: train(one) for one in members))

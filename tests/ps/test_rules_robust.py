@@ -113,7 +113,7 @@ def test_one_that_goes_on_when_the_others_have_ended_is_not_the_result(text: str
         store.begin(number)
         for child in ended:
             store.weigh(number, child, 0.0)
-        told = pytest.raises(NonFiniteError, match=r"f=auto bears 1 of 3, and none .*n=1.*`a`, `c`")
+        told = pytest.raises(ToleranceError, match=r"f=auto bears 1 of 3, and none .*n=1.*`a`, `c`")
         with told if ended else contextlib.nullcontext():
             for child in range(len(SITES)):
                 for chunk in range(len(MODEL.chunks)):
@@ -169,14 +169,17 @@ def test_one_group_of_three_that_has_a_row_is_not_the_result() -> None:
 
 def test_votes_are_their_text() -> None:
     common = {"r": 3, "then": robust.median()}
+    # What nobody says is the same in a script and in a text.
+    assert rules.resolve(Detox(**common)) == rules.parse("detox(r=3) >> median")
     for given in (
         {"vote": "tolerant"},
         {"vote": "tolerant", "epsilon": 0.0003},
         {"vote": "digest", "buckets": 5, "q": 2},
-        {"is_fixed": True, "is_full": True},
+        {"fixed": True, "full": True},
     ):
         rule = rules.resolve(Detox(**common, **given))
         assert rules.parse(rule.text) == rule, rule.text
+        assert repr(Detox(**common, **given)) == repr(rule) == rule.text
         for name, value in given.items():
             assert getattr(rule.votes, name) == pytest.approx(value)
     for given, message in (
@@ -186,6 +189,17 @@ def test_votes_are_their_text() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             rules.resolve(Detox(**common, **given))
+
+
+def test_what_is_no_rule_is_named() -> None:
+    for name in ("rule", "robust_global"):
+        told = rf"`{name}` must be a rule .* did you forget the parentheses, `krum\(\)`\?"
+        with pytest.raises(TypeError, match=told):
+            rules.resolve(robust.krum, name)
+    with pytest.raises(TypeError, match=r"`rule` must be a rule .*Received: rule=3$"):
+        rules.resolve(3)
+    with pytest.raises(TypeError, match=r"`then` must be a rule .* forget the parentheses"):
+        Detox(3, robust.median)
 
 
 def test_f_of_votes_is_of_all_children() -> None:

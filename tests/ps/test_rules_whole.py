@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from tf_hips import robust
-from tf_hips.errors import NonFiniteError, ProtocolError
+from tf_hips.errors import NonFiniteError, ProtocolError, ToleranceError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
 from tf_hips.ps import rules, wire
@@ -233,7 +233,7 @@ def test_who_does_a_round_again_may_stand_for_something_else() -> None:
     store.begin(0)
     for child in (1, 2, 5):
         assert store.weigh(0, child, 0.0)
-    with pytest.raises(NonFiniteError, match=r"krum needs n >= 2 f \+ 3 rows. Received: n=4"):
+    with pytest.raises(ToleranceError, match=r"krum needs n >= 2 f \+ 3 rows. Received: n=4"):
         deliver(store, 0, rows)
     assert store.weigh(0, 1, 2.0) and store.weigh(0, 2, 3.0)
     with pytest.raises(ProtocolError, match=r"must stay what it was, 3. Received: 4"):
@@ -322,7 +322,7 @@ def test_too_few_rows_are_an_error_of_the_round(text: str) -> None:
         store.weigh(0, child, 0.0)
     # One of them alone can do that: it must not stay unnamed.
     with pytest.raises(
-        NonFiniteError, match=r"needs n >= 2 f \+ [13] rows. Received: n=4"
+        ToleranceError, match=r"needs n >= 2 f \+ [13] rows. Received: n=4"
     ) as caught:
         deliver(store, 0, rows_of(0))
     absent = ", ".join(f"`{SITES[child]}`" for child in (0, 3, 4))
@@ -367,7 +367,7 @@ def test_a_round_in_which_all_rows_are_refused_is_an_error(text: str) -> None:
     store = store_of(text)
     for child in range(len(SITES)):
         store.weigh(0, child, 0.0 if child == 3 else REFUSED_WEIGHT)
-    with pytest.raises(NonFiniteError) as caught:
+    with pytest.raises(ToleranceError) as caught:
         deliver(store, 0, rows_of(0))
     assert [f"`{site}`: {OWN_REFUSAL}" in str(caught.value) for site in SITES] == [
         child != 3 for child in range(len(SITES))

@@ -44,13 +44,13 @@ def reverse(number: int, own: Floats) -> Floats:
 
 
 @pytest.mark.parametrize(
-    ("vote", "is_fixed"),
+    ("vote", "fixed"),
     [("digest", False), ("digest", True), ("exact", False), ("tolerant", False)],
 )
 def test_seven_children_one_of_whom_lies_are_what_the_function_makes_of_them(
-    vote: str, is_fixed: bool
+    vote: str, fixed: bool
 ) -> None:
-    chosen = Detox(3, robust.median(), vote, is_fixed=is_fixed)
+    chosen = Detox(3, robust.median(), vote, fixed=fixed)
     rule = rules.resolve(chosen).text
     with voting(rule, {"c": Behaviour(reverse)}) as (server, members):
         for number in range(3):
@@ -59,7 +59,7 @@ def test_seven_children_one_of_whom_lies_are_what_the_function_makes_of_them(
             np.testing.assert_array_equal(found, expected(server, chosen, number, rows))
         counts = children(server)
         alone = sum(
-            detox.groups(7, 3, secret_of(server), number, is_fixed=is_fixed)[-1] == (2,)
+            detox.groups(7, 3, secret_of(server), number, fixed=fixed)[-1] == (2,)
             for number in range(3)
         )
         # Who sits alone outvotes itself never.
@@ -137,7 +137,7 @@ def test_who_sends_other_packets_than_it_said_is_proven_and_the_next_is_asked() 
         return truth[number]
 
     liar = Behaviour(reverse, say)
-    chosen = Detox(3, robust.median(f=0), "digest", is_fixed=True)
+    chosen = Detox(3, robust.median(f=0), "digest", fixed=True)
     # Two of a group of three say what the third says: one of them is asked before it.
     with voting(rules.resolve(chosen).text, {"a": liar, "b": liar}) as (server, members):
         honest = members[2]
@@ -155,7 +155,7 @@ def test_who_sends_other_packets_than_it_said_is_proven_and_the_next_is_asked() 
 
 
 def test_a_group_without_a_majority_is_dropped_and_counts_as_a_bad_row() -> None:
-    chosen = Detox(2, robust.trimmed_mean(f=1), "digest", is_fixed=True)
+    chosen = Detox(2, robust.trimmed_mean(f=1), "digest", fixed=True)
     rule = rules.resolve(chosen).text
     with voting(rule, {"b": Behaviour(reverse)}) as (server, members):
         found = one_round(members, 0)
@@ -170,7 +170,7 @@ def test_a_group_without_a_majority_is_dropped_and_counts_as_a_bad_row() -> None
 @pytest.mark.parametrize("vote", ["digest", "exact", "tolerant"])
 def test_a_refused_row_is_that_of_all_who_agreed_on_it(tmp_path: Path, vote: str) -> None:
     """Whose packets the server has is chance; who was outvoted has not sent them."""
-    chosen = Detox(3, robust.parse("nnm(f=1) >> median(f=1)"), vote, is_fixed=True)
+    chosen = Detox(3, robust.parse("nnm(f=1) >> median(f=1)"), vote, fixed=True)
     huge = Behaviour(lambda number, own: np.full_like(own, 1e9))
     text = rules.resolve(chosen).text
     with voting(text, {"a": huge, "b": huge}, log_dir=str(tmp_path)) as (server, members):
@@ -186,7 +186,7 @@ def test_a_refused_row_is_that_of_all_who_agreed_on_it(tmp_path: Path, vote: str
 
 @pytest.mark.parametrize("liars", ["ac", "aceg"])
 def test_more_groups_without_a_majority_than_the_rule_bears_end_the_run(liars: str) -> None:
-    chosen = Detox(2, robust.trimmed_mean(f=1), "digest", is_fixed=True)
+    chosen = Detox(2, robust.trimmed_mean(f=1), "digest", fixed=True)
     lies = {
         site: Behaviour(lambda number, own, k=k: own + np.float32(1 + k))
         for k, site in enumerate(liars)
@@ -201,7 +201,7 @@ def test_more_groups_without_a_majority_than_the_rule_bears_end_the_run(liars: s
 
 
 def test_a_quorum_goes_on_without_who_says_nothing() -> None:
-    chosen = Detox(3, robust.median(f=0), "digest", is_fixed=True)
+    chosen = Detox(3, robust.median(f=0), "digest", fixed=True)
     away = Behaviour(is_silent=lambda number: number == 1)
     with voting(
         rules.resolve(chosen).text,
@@ -228,7 +228,7 @@ class _HangsUp(Exception):
 
 
 def test_who_hangs_up_when_it_is_asked_is_passed_over() -> None:
-    chosen = Detox(3, robust.median(f=0), "digest", is_fixed=True)
+    chosen = Detox(3, robust.median(f=0), "digest", fixed=True)
     with voting(rules.resolve(chosen).text) as (server, members):
         hung_up = []
 

@@ -173,7 +173,7 @@ def test_a_header_lies_about_the_scale(text: str, n: int) -> None:
 def test_who_lies() -> None:
     assert len(set(attacks.liars(45, 5, 1, 0))) == 5
     assert attacks.liars(45, 5, 1, 0) == attacks.liars(45, 5, 1, 0) != attacks.liars(45, 5, 1, 1)
-    assert len({attacks.liars(45, 5, 1, step, is_fixed=True) for step in range(9)}) == 1
+    assert len({attacks.liars(45, 5, 1, step, fixed=True) for step in range(9)}) == 1
     assert attacks.liars(4, 4, 1) == (0, 1, 2, 3)
     assert attacks.liars(4, 0, 1) == ()
 

@@ -223,7 +223,7 @@ def test_a_reference_that_is_not_finite_is_refused() -> None:
 def test_a_rest_forms_a_smaller_group() -> None:
     assert [len(one) for one in groups(47, 3, 1, 0)] == [3] * 15 + [2]
     assert [len(one) for one in groups(8, 3, 1, 0)] == [3, 3, 2]
-    assert groups(7, 3, 0, 0, is_fixed=True) == ((0, 1, 2), (3, 4, 5), (6,))
+    assert groups(7, 3, 0, 0, fixed=True) == ((0, 1, 2), (3, 4, 5), (6,))
     assert groups(2, 5, 1, 0) == ((0, 1),)
 
 
@@ -238,17 +238,17 @@ def test_a_tie_in_a_vote_drops_the_group() -> None:
     rows = np.repeat(rows_of(3), 4, axis=0)
     rows[2:4] += 1  # two and two
     rows[4:7] += np.arange(3)[:, None]  # all differ
-    found = Detox(4, robust.mean(), is_fixed=True).run(rows)
+    found = Detox(4, robust.mean(), fixed=True).run(rows)
     assert [vote.is_won for vote in found.votes] == [False, False, True]
     np.testing.assert_array_equal(found.vector, rows[8])
     with pytest.raises(ToleranceError, match="at least one of 1 groups must agree"):
-        Detox(4, robust.mean(), is_fixed=True).run(rows[:4])
+        Detox(4, robust.mean(), fixed=True).run(rows[:4])
 
 
 def test_a_vote_of_nan_is_refused_by_the_rule() -> None:
     rows = np.repeat(rows_of(5), 3, axis=0)
     rows[3:6, 0] = np.nan  # a whole group agrees on it
-    found = Detox(3, robust.median(f=1), is_fixed=True).run(rows)
+    found = Detox(3, robust.median(f=1), fixed=True).run(rows)
     assert [str(one) for one in found.aggregation.rejected] == ["row 1: NaN at element 0"]
     assert np.isfinite(found.vector).all()
 
@@ -282,6 +282,6 @@ def test_residuals_and_groups_that_change_exclude_each_other() -> None:
     feedback = compressors.parse("error_feedback(onebit)")
     with pytest.raises(ValueError, match=r"without error feedback.*error_feedback\(onebit\)"):
         check_compressor(Detox(3, robust.median()), feedback)
-    check_compressor(Detox(3, robust.median(), is_fixed=True), feedback)
+    check_compressor(Detox(3, robust.median(), fixed=True), feedback)
     check_compressor(Detox(1, robust.median()), feedback)
     check_compressor(Detox(3, robust.median()), compressors.parse("terngrad"))

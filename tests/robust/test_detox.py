@@ -72,7 +72,7 @@ def test_groups_that_liars_own(n: int, q: int, r: int, expected: float, worst: i
         liars = set(attacks.liars(n, q, 1, step))
         owned.append(sum(len(liars & set(one)) > r / 2 for one in detox.groups(n, r, SEED, step)))
     assert np.mean(owned) == pytest.approx(expected, abs=5 * (expected / 300) ** 0.5)
-    known = detox.groups(n, r, 0, 0, is_fixed=True)
+    known = detox.groups(n, r, 0, 0, fixed=True)
     liars = set(attacks.liars(n, q, 1, placement="worst", r=r))
     assert len(liars) == q
     assert sum(len(liars & set(one)) > r / 2 for one in known) == worst
@@ -177,7 +177,7 @@ def test_replicas_that_round_differently_agree_when_told_so() -> None:
 def test_a_rule_behind_the_votes_begins_where_it_is_told() -> None:
     rng = np.random.default_rng(3)
     honest = rng.normal(size=(3, 7)).astype(np.float32)
-    rule = Detox(r=3, then=robust.centred_clipping(f=1), is_fixed=True)
+    rule = Detox(r=3, then=robust.centred_clipping(f=1), fixed=True)
     rows = [honest[worker // 3] for worker in range(9)]
     before = np.full(7, 3, np.float32)
     alone = rule.then.run(honest, reference=before).vector
@@ -192,7 +192,7 @@ def test_a_rule_behind_the_votes_begins_where_it_is_told() -> None:
 def test_draco_is_exact() -> None:
     honest = gradients(5)
     chosen = detox.draco(2)
-    seats = detox.groups(25, 5, 0, 0, is_fixed=True)
+    seats = detox.groups(25, 5, 0, 0, fixed=True)
     rows = seated(honest, seats)
     clean = robust.mean()(honest)
     for members in seats:
@@ -219,8 +219,8 @@ def test_buckets_are_as_many_as_were_asked_for() -> None:
 def test_options_of_the_authors_code() -> None:
     chosen = detox.approach("draco-lite", "bulyan", group_size=3, worker_fail=5, compat=True)
     assert chosen.then.text == "bulyan(f=auto, compat=True)"
-    assert (chosen.r, chosen.is_fixed, chosen.q) == (3, True, 5)
-    assert detox.approach("detox", "bulyan", is_fixed=True).then == robust.bulyan()
+    assert (chosen.r, chosen.fixed, chosen.q) == (3, True, 5)
+    assert detox.approach("detox", "bulyan", fixed=True).then == robust.bulyan()
     both = detox.approach("detox", "nnm(f=1) >> trimmed_mean", group_size=3, worker_fail=4)
     assert both.aggregator(15, 5).text == "nnm(f=1) >> trimmed_mean(f=2)"
     assert detox.approach("baseline", "krum", worker_fail=3).then == robust.krum(f=3)
@@ -240,7 +240,7 @@ def test_options_of_the_authors_code() -> None:
 def test_groups_that_liars_spoil(n: int, q: int, r: int, worst: int) -> None:
     assert detox.spoilt_groups(n, q, r) == worst
     # As many as that can be reached, by those who seat themselves.
-    seats = sorted(detox.groups(n, r, 0, 0, is_fixed=True), key=len)
+    seats = sorted(detox.groups(n, r, 0, 0, fixed=True), key=len)
     liars = [who for one in seats for who in one[: (len(one) + 1) // 2]][:q]
     said = [b"lie" if worker in liars else b"truth" for worker in range(n)]
     votes = [detox.vote_by_digest([said[w] for w in one], one) for one in seats]

@@ -319,8 +319,9 @@ def test_a_worker_at_a_server_is_a_process_of_its_own():
 def test_without_an_uplink_it_is_one_party():
     import keras
 
+    import tf_hips
     from tests.strategies import training
-    from tf_hips.errors import ConfigError, PeerError
+    from tf_hips.errors import ConfigError, PeerError, ProtocolError
     from tf_hips.strategies import CompressedRing, HierarchicalPS, fingerprint
 
     x, y = training.data()
@@ -333,6 +334,28 @@ def test_without_an_uplink_it_is_one_party():
         model = training.build("adam")
     training.fit(model, [x, y])
     assert fingerprint(model) == fingerprint(plain)
+
+    # What a script may ask of either, so that it changes its strategy by one line.
+    for other in (HierarchicalPS("onebit", nonfinite="zero"), CompressedRing("onebit")):
+        assert repr(other).startswith(f"<{type(other).__name__}: compression=onebit, ")
+        assert f"nonfinite={other._nonfinite}>" in repr(other)
+        assert other.seconds_in_rounds == 0.0
+        with pytest.raises(ProtocolError, match=r"parties that vote.*Received: <.*=onebit"):
+            other.sampling_seed()
+        other.close()
+        other.close("enough")
+        for kind in (HierarchicalPS, CompressedRing):
+            with pytest.raises(TypeError, match="positional"):
+                kind("onebit", "zero")
+
+    for name in ("compression", "downlink", "local_compression"):
+        with pytest.raises(TypeError, match=f"`{name}` must be a compressor .* parentheses"):
+            HierarchicalPS(**{name: tf_hips.onebit})
+    for name in ("rule", "robust_global"):
+        with pytest.raises(TypeError, match=f"`{name}` must be a rule .* parentheses"):
+            HierarchicalPS(**{name: tf_hips.robust.krum})
+    with pytest.raises(TypeError, match=r"`robust` must be a rule .* parentheses"):
+        CompressedRing(robust=tf_hips.robust.krum)
 
     with pytest.raises(ValueError, match="intra='mpi'"):
         HierarchicalPS(intra="mpi")

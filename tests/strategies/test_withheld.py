@@ -11,7 +11,7 @@ import pytest
 from tests.strategies.test_hierarchical_ps import serving
 from tests.support.ranks import ranks
 from tf_hips import config, log, robust
-from tf_hips.errors import NonFiniteError
+from tf_hips.errors import NonFiniteError, ToleranceError
 from tf_hips.ops import compressor, native
 from tf_hips.ps.client import Client
 from tf_hips.ps.rules.robust import OWN_REFUSAL
@@ -118,7 +118,7 @@ def _run(folder, rule, codec="fp32", refuses=()):
             one.start()
         uplink = config.Uplink(address, "a")
         run = config.Run(run="withheld", seed=7, uplink=uplink, log_dir=str(folder))
-        strategy = HierarchicalPS(codec, None, config=run)
+        strategy = HierarchicalPS(codec, downlink=None, config=run)
         with strategy.scope():
             variables = [tf.Variable(tf.ones(shape)) for shape in SHAPES]
         try:
@@ -229,7 +229,7 @@ def test_what_an_encoder_keeps_stays_in_a_round_without_a_row(tmp_path, codec, b
 
 @pytest.mark.parametrize("rule", ["krum(f=1)", "trimmed_mean(f=1)"])
 def test_more_than_f_are_an_error_with_all_names(tmp_path, rule):
-    with _run(tmp_path, rule, refuses=(SPOILT,)) as run, pytest.raises(NonFiniteError) as caught:
+    with _run(tmp_path, rule, refuses=(SPOILT,)) as run, pytest.raises(ToleranceError) as caught:
         _train(*run, is_eager=True)
     told = str(caught.value)
     assert f"Round {SPOILT}" in told and "bears f=1 bad rows. Received: 2 that were refused" in told

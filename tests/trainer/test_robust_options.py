@@ -24,7 +24,7 @@ def test_the_tuning_script_of_detox_means_what_it_meant(settings):
     )
     assert told.mode == "simulated"
     detox = told.robust.detox()
-    assert (detox.r, detox.buckets, detox.is_fixed) == (3, 5, False)
+    assert (detox.r, detox.buckets, detox.fixed) == (3, 5, False)
     # 5 liars own 2 of 15 groups at worst.
     assert (detox.then, detox.q, detox.check(45)) == (robust.median(), 5, 2)
     adversary = told.robust.adversary(7)
@@ -141,7 +141,7 @@ def test_votes_and_fixed_groups_are_those_of_a_server(settings):
     for more in ([], ["--simulated-workers", "27"]):
         told = settings(*words, *more)
         chosen = told.robust.detox()
-        assert (chosen.r, chosen.vote, chosen.is_fixed) == (3, "tolerant", True)
+        assert (chosen.r, chosen.vote, chosen.fixed) == (3, "tolerant", True)
         assert chosen.then.text.startswith("bulyan(f=auto, compat=False")
         assert server_rule(told.robust) == of_a_server(words)
     assert settings("--approach", "detox").robust.detox().vote == "digest"
@@ -203,7 +203,7 @@ def test_groups_of_one_have_buckets_and_what_liars_spoil(settings):
 def test_a_rule_that_votes_is_one_of_simulated_workers(settings):
     told = settings("--rule", "detox(r=3, buckets=4, fixed=True) >> krum", *SIMULATED)
     chosen = told.robust.detox()
-    assert (chosen.r, chosen.buckets, chosen.is_fixed) == (3, 4, True)
+    assert (chosen.r, chosen.buckets, chosen.fixed) == (3, 4, True)
     assert chosen.then == robust.krum()
     assert settings("--rule", "median", *SIMULATED).robust.detox().r == 1
 

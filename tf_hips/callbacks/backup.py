@@ -32,6 +32,7 @@ import tensorflow as tf
 
 from tf_hips import log
 from tf_hips.callbacks import handover, optimizers, others, resuming, snapshot
+from tf_hips.callbacks.changes import changes
 from tf_hips.callbacks.folder import Backup, BackupFolder, damaged, read_json, sync
 from tf_hips.callbacks.peers import Peers
 from tf_hips.callbacks.snapshot import Entry
@@ -57,6 +58,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self,
         directory: str | Path,
         save_freq: int | str = "epoch",
+        *,
         keep: int = 2,
         delete_checkpoint: bool = True,
     ) -> None:
@@ -449,14 +451,14 @@ class BackupAndRestore(keras.callbacks.Callback):
             )
         if not told:
             snapshot.build_optimizers(self.model, meta["trained"])
-            told = _changed({"optimizer": self._optimizers()}, {"optimizer": meta["optimizer"]})
+            told = changes({"optimizer": self._optimizers()}, {"optimizer": meta["optimizer"]})
         if told:
             raise ValueError(self._other_run("; ".join(told)))
         self._entries(meta, metrics=False)
 
     def _other_facts(self, backup: Backup, meta: dict[str, Any]) -> list[str]:
         """What is different from when a backup was made, in words."""
-        told = _changed(self._facts(), meta["facts"])
+        told = changes(self._facts(), meta["facts"])
         if None not in (was := meta["trainable"], self._trainable) and was != self._trainable:
             told.append("other layers are frozen than were when it began")
         num_steps, num_epochs = ((self.params or {}).get(one) for one in ("steps", "epochs"))
@@ -572,15 +574,6 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _meta(self, backup: Backup) -> dict[str, Any]:
         return read_json(self._folder.place(backup) / _META)
-
-
-def _changed(current: dict[str, Any], was: dict[str, Any]) -> list[str]:
-    """Which facts are others than they were, in words."""
-    return [
-        f"{name} is {current.get(name, 'not known')} and was {before}"
-        for name, before in sorted({**dict.fromkeys(current), **was}.items())
-        if current.get(name) != before
-    ]
 
 
 def _is_sane(logs: Any) -> bool:

@@ -214,17 +214,22 @@ class LearningRateWarmup(_Rate):
 class LearningRateMultiplier(_Rate):
     """Multiplies `initial_lr` in some epochs by what depends on the epoch.
 
-    decay = [
-        tf_hips.callbacks.LearningRateWarmup(rate, warmup_epochs=5),
-        tf_hips.callbacks.LearningRateMultiplier(rate, lambda epoch: 1.0, 5, 30),
-        tf_hips.callbacks.LearningRateMultiplier(rate, lambda epoch: 0.1, 30, 60),
-    ]
+        decay = [
+            tf_hips.callbacks.LearningRateWarmup(rate, warmup_epochs=5),
+            tf_hips.callbacks.LearningRateMultiplier(rate, 1.0, start_epoch=5, end_epoch=30),
+            tf_hips.callbacks.LearningRateMultiplier(
+                rate, lambda epoch: 0.1, start_epoch=30, end_epoch=60
+            ),
+        ]
+
+    Epochs count from 0, and those before `start_epoch` or from `end_epoch` on are left as they are.
     """
 
     def __init__(
         self,
         initial_lr: float,
         multiplier: float | Multiplier,
+        *,
         start_epoch: int = 0,
         end_epoch: int | None = None,
         staircase: bool = True,

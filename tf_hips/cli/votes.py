@@ -87,7 +87,7 @@ def rule_of(options: argparse.Namespace) -> str | None:
             group_size=options.group_size or _GROUP_SIZE,
             worker_fail=options.worker_fail,
             bucket_size=options.bucket_size or 0,
-            is_fixed=options.fixed_groups,
+            fixed=options.fixed_groups,
         )
         takes_f = options.approach != "maj_vote" and parse(options.mode or "normal").is_auto
         if options.worker_fail is not None and not takes_f:

@@ -3,8 +3,8 @@
 
 Gradients of one compressor and one topology are a group, which shares buckets; groups travel
 independently of each other. But a norm that gradients are clipped to is that of all of them,
-whatever their way, as without a plan: groups that were clipped each by itself would have other
-lengths beside each other than the gradient has, and together a longer one than was asked for.
+whatever their way, as without a plan: clipping each group separately would change the direction of
+the whole gradient and exceed the norm that was asked for.
 """
 
 import dataclasses

@@ -213,15 +213,6 @@ def tell_last(number: int, meeting: Any) -> None:
     )  # fmt: skip
 
 
-def check_loop(kind: type) -> None:
-    """Raises TypeError if a loop relies on `takes_part`, which nothing calls any more."""
-    if hasattr(kind, "takes_part"):
-        raise TypeError(
-            "A loop must say in `drawn(round)` which members send in a round, the same on all. "
-            f"Received: {kind.__name__} with `takes_part`, which nothing calls"
-        )
-
-
 def bearing_of(strategy: PartyStrategy) -> Bearing | None:
     """That of a loop's strategy; None: no server above has rounds in which all wait."""
     rule, welcome = strategy.rule, strategy.welcome

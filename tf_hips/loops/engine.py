@@ -14,10 +14,11 @@
 
 A loop derives from `Loop` and says
 
-    plan(round)         how many local steps this worker makes; None: `is_enough` says when it ends
+    plan(round_number)  how many local steps this worker makes; None: `is_enough` says when it ends
     is_enough()         whether the local phase ends here; asked after each execution
     is_enough_at_epoch_end()
-    drawn(round)        which members send in a round
+                        whether it ends with an epoch
+    drawn(round_number) which members send in a round
     words(), hear(m)    what it says in a meeting beside `Told`, and what it makes of a `Meeting`
     vocabulary()        types and ranges of all that `words` says; who says something else is named
     more(), outgoing(), incoming()
@@ -26,6 +27,8 @@ A loop derives from `Loop` and says
     make_state(make)    variables of its own: saved in backups, restored before the first step
     forget_own()        what it makes of these where the backup is another party's
     why_not_voted()     why groups cannot vote on what members send, and steps_of_round()
+    facts()             what must be equal where a backup is taken up
+    place(), go_on(p)   where a backup finds it, and how it goes on from there
     correction          of the gradients of a local step, an attribute
 
 Workers may make different numbers of steps in a phase. All meet equally often: who has no data left
@@ -46,8 +49,9 @@ import tensorflow as tf
 
 from tf_hips import log
 from tf_hips.callbacks import resuming
+from tf_hips.callbacks.changes import changes
 from tf_hips.errors import ProtocolError
-from tf_hips.loops import bearing, voted
+from tf_hips.loops import bearing, checked, voted
 from tf_hips.loops.bearing import Bearing, bearing_of
 from tf_hips.loops.exchange import Exchange
 from tf_hips.loops.executions import Executions
@@ -73,11 +77,6 @@ class Loop(keras.callbacks.Callback):
     """A Keras callback, first of all callbacks, that decides when replicas meet."""
 
     correction: Any = None
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Refuses one with `takes_part`, which nothing calls any more."""
-        super().__init_subclass__(**options)
-        bearing.check_loop(cls)
 
     def __init__(
         self,
@@ -125,10 +124,7 @@ class Loop(keras.callbacks.Callback):
             raise ValueError(
                 f"`weighting` must be one of {', '.join(WEIGHTINGS)}. Received: {weighting!r}"
             )
-        if party_rounds < 1:
-            raise ValueError(
-                f"`party_rounds` must be at least 1. Received: party_rounds={party_rounds!r}"
-            )
+        party_rounds = checked.whole("party_rounds", party_rounds)
         rule = chosen_outer(server_optimizer, strategy)
         self._model = model
         self._strategy = strategy
@@ -185,11 +181,15 @@ class Loop(keras.callbacks.Callback):
             return self._model.fit(*args, **kwargs)
         return self._model.fit(*args, callbacks=callbacks, **kwargs)
 
+    def __repr__(self) -> str:
+        told = (f"{name.strip('`')}={value}" for name, value in self.facts().items())
+        return f"<{type(self).__name__}: {', '.join(told)}>"
+
     # What a loop decides.
 
-    def plan(self, number: int) -> int | None:
-        """Local steps of this worker in round `number`; None: `is_enough` says when it ends."""
-        del number
+    def plan(self, round_number: int) -> int | None:
+        """Local steps of this worker in a round; None: `is_enough` says when it ends."""
+        del round_number
         return None
 
     def is_enough(self) -> bool:
@@ -197,15 +197,15 @@ class Loop(keras.callbacks.Callback):
         return self._planned is not None and self.steps >= self._planned
 
     def is_enough_at_epoch_end(self) -> bool:
-        """The same at the end of an epoch, before its validation."""
+        """Whether the local phase ends with an epoch; asked before its validation."""
         return False
 
-    def drawn(self, number: int) -> frozenset[int] | None:
-        """The members that send in round `number`, the same on all; None: all do.
+    def drawn(self, round_number: int) -> frozenset[int] | None:
+        """The members that send in a round, the same on all; None: all do.
 
         One that does not takes what comes down.
         """
-        del number
+        del round_number
         return None
 
     def why_not_voted(self) -> str | None:
@@ -585,11 +585,7 @@ class _Position(tf.train.experimental.PythonState):
         """
         saved, loop = json.loads(string_value), self._loop
         current = json.loads(json.dumps(loop.facts()))
-        told = [
-            f"{name} is {current.get(name, 'not known')} and was {saved['facts'].get(name)}"
-            for name in sorted({*saved["facts"], *current})
-            if saved["facts"].get(name) != current.get(name)
-        ]
+        told = changes(current, saved["facts"])
         if told:
             raise ProtocolError(
                 f"A backup must be taken up by the loop that made it. Received: {'; '.join(told)}"

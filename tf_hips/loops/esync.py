@@ -36,7 +36,7 @@ from tf_hips.comm import primitives
 from tf_hips.errors import ConfigError
 from tf_hips.esync.pacer import Report
 from tf_hips.esync.rule import Pace
-from tf_hips.loops import methods
+from tf_hips.loops import checked, methods
 from tf_hips.loops.engine import Loop
 from tf_hips.loops.losses import PhaseLoss
 from tf_hips.loops.meeting import ANY_NUMBER, UNIFORM, WORKERS, Meeting, Told, Word
@@ -101,8 +101,10 @@ def _gain(own: float, others: float) -> float:
 class ESync(Loop):
     """Rounds whose local steps are chosen so that uneven members arrive together.
 
-    loop = tf_hips.ESync(model, strategy)
-    loop.fit(x, y, epochs=10)
+        loop = tf_hips.ESync(model, strategy)
+        loop.fit(x, y, epochs=10)
+
+    Slots of the optimizer stay with their worker.
     """
 
     def __init__(
@@ -163,8 +165,7 @@ class ESync(Loop):
             raise ValueError(
                 f'`pace` is of the default rule, and `rule="compat"` excludes it. Received: {pace}'
             )
-        if not 0 <= epsilon < math.inf:
-            raise ValueError(f"`epsilon` must be seconds >= 0. Received: epsilon={epsilon}")
+        epsilon = checked.real("epsilon", epsilon, math.inf)
         super().__init__(
             model,
             strategy,
@@ -240,22 +241,22 @@ class ESync(Loop):
         self._loss.end_epoch()
         super().close_epoch()
 
-    def plan(self, number: int) -> int | None:
+    def plan(self, round_number: int) -> int | None:
         """What was assigned; None with the paper's rule, which is asked after each step."""
         steps = None
         if self._asked is not None:
-            self._asked.begin(number)
+            self._asked.begin(round_number)
         if self._paced is not None:
             steps = self._paced.begin(is_shared=not self._is_alone)
         self._loss.begin()
-        if number == self._begun:
+        if round_number == self._begun:
             # Another `fit`. What lay between the two is no step and makes nobody late; nor is it a
             # transfer, for which rounds would become as long as that.
             self._paused_s += self._watch.go_on()
         else:
             self._watch.begin()
             self._paused_s = 0.0
-        self._begun = number
+        self._begun = round_number
         return steps
 
     def pause(self, seconds: float) -> None:

@@ -6,6 +6,8 @@ docs/loops.md for the table). HFA is GeoMX's hierarchical frequency aggregation,
 al., 2020): workers meet in their party, and parties more rarely.
 """
 
+import math
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from tf_hips.errors import ConfigError, ToleranceError
-from tf_hips.loops import methods
+from tf_hips.loops import checked, methods
 from tf_hips.loops.engine import Loop
 from tf_hips.loops.meeting import SAMPLES, UNIFORM, WORKERS, Meeting, Word
 from tf_hips.ps.rules import UpdateRule
@@ -21,8 +23,6 @@ from tf_hips.strategies.gradients import Gradient
 from tf_hips.strategies.loan import WORKER
 from tf_hips.strategies.party import PartyStrategy
 from tf_hips.strategies.turns import MakeVariable
-
-_PLAIN_RULES = ("sum", "mean", "fedavg")  # what comes down is a mean, or a multiple of one
 
 
 class FedAvg(Loop):
@@ -82,8 +82,16 @@ class FedAvg(Loop):
             ConfigError: the server's rule, or the model's optimizer, does not go with the method.
             ProtocolError: the strategy has trained already, or serves another loop.
         """
-        check_steps(local_steps, local_epochs)
-        _check_number("prox_mu", prox_mu, 0.0, float("inf"))
+        if (local_steps is None) == (local_epochs is None):
+            raise ValueError(
+                "One of `local_steps` and `local_epochs` must be given. Received: "
+                f"local_steps={local_steps}, local_epochs={local_epochs}"
+            )
+        if local_steps is not None and not callable(local_steps):
+            local_steps = checked.whole("local_steps", local_steps)
+        if local_epochs is not None:
+            local_epochs = checked.whole("local_epochs", local_epochs)
+        prox_mu = checked.real("prox_mu", prox_mu, math.inf)
         _check_participation(participation)
         if compat and (weighting is not None or scaffold or normalise):
             raise ValueError(
@@ -148,7 +156,8 @@ class FedAvg(Loop):
                     f"needs. Received: participation={self._participation}, rule {rule}, and "
                     f"{error}"
                 ) from error
-        if self._controls is not None and (rule.name not in _PLAIN_RULES or rule.is_robust):
+        is_multiple = rule.is_plain or (rule.name == "fedavg" and not rule.is_robust)
+        if self._controls is not None and not is_multiple:  # of a mean
             raise ConfigError(
                 "With SCAFFOLD the rule of the server must be `sum`, `mean` or `fedavg`, since "
                 f"control variates are exchanged, too. Received: {rule}"
@@ -168,23 +177,18 @@ class FedAvg(Loop):
 
     # When.
 
-    def plan(self, number: int) -> int | None:
+    def plan(self, round_number: int) -> int | None:
         """The steps that were asked for."""
         if not callable(self._local_steps):
             return self._local_steps
-        steps = int(self._local_steps(number))
-        if steps < 1:
-            raise ValueError(
-                f"`local_steps` must give at least 1. Received: {steps} for round {number}"
-            )
-        return steps
+        return checked.whole(f"local_steps({round_number})", self._local_steps(round_number))
 
     def steps_of_round(self) -> int | None:
         """The steps that were asked for, if their number is always the same."""
         return None if callable(self._local_steps) else self._local_steps
 
     def why_not_voted(self) -> str | None:
-        """Whether what is sent depends on more than weights and batches."""
+        """What is sent that depends on more than weights and batches; None: nothing."""
         if self._controls is not None:
             return "SCAFFOLD's control variates are of one member's history. Received: scaffold"
         if self._normalises:
@@ -205,11 +209,13 @@ class FedAvg(Loop):
         """Whether the epochs that were asked for are over."""
         return self._local_epochs is not None and self.epochs >= self._local_epochs
 
-    def drawn(self, number: int) -> frozenset[int] | None:
-        """So many as `participation` says."""
+    def drawn(self, round_number: int) -> frozenset[int] | None:
+        """The members drawn for a round, so many as `participation` says; None: all."""
         _, members = self.member
         chosen = methods.number_chosen(self._participation, members)
-        return None if chosen >= members else methods.sampled(self.seed, number, members, chosen)
+        return (
+            None if chosen >= members else methods.sampled(self.seed, round_number, members, chosen)
+        )
 
     def facts(self) -> dict[str, Any]:
         """What must be equal where a backup is taken up."""
@@ -335,11 +341,12 @@ class HFA(Loop):
             reset_optimizer: whether slots of the optimizer begin anew in each round.
 
         Raises:
-            ValueError: an argument is out of range.
+            ValueError, TypeError: an argument is out of range, or no integer.
             ConfigError: there is no server, or it has another rule.
             ProtocolError: the strategy has trained already, or serves another loop.
         """
-        check_steps(local_steps, None)
+        local_steps = checked.whole("local_steps", local_steps)
+        party_rounds = checked.whole("party_rounds", party_rounds)
         if not strategy.has_server:
             raise ConfigError(
                 "HFA is for parties with a server above them; in one group of workers use FedAvg. "
@@ -361,13 +368,13 @@ class HFA(Loop):
             reset_optimizer=reset_optimizer,
         )
 
-    def plan(self, number: int) -> int | None:
+    def plan(self, round_number: int) -> int | None:
         """The steps that were asked for."""
-        del number
+        del round_number
         return self._local_steps
 
     def why_not_voted(self) -> str | None:
-        """Nothing: steps and meetings are as many for all."""
+        """None: steps and meetings are as many for all, so groups can vote."""
         return None
 
     def facts(self) -> dict[str, Any]:
@@ -375,28 +382,11 @@ class HFA(Loop):
         return {**super().facts(), "`local_steps`": self._local_steps}
 
 
-def check_steps(local_steps: int | Callable[[int], int] | None, local_epochs: int | None) -> None:
-    """Raises `ValueError` unless one of them says how long a local phase is."""
-    if (local_steps is None) == (local_epochs is None):
-        raise ValueError(
-            "One of `local_steps` and `local_epochs` must be given. Received: "
-            f"local_steps={local_steps}, local_epochs={local_epochs}"
-        )
-    for name, value in (("local_steps", local_steps), ("local_epochs", local_epochs)):
-        if value is None or callable(value):
-            continue
-        if type(value) is not int or value < 1:
-            raise ValueError(f"`{name}` must be at least 1. Received: {name}={value!r}")
-
-
-def _check_number(name: str, value: float, least: float, most: float) -> None:
-    if not least <= value < most:
-        raise ValueError(f"`{name}` must be a number from {least}. Received: {name}={value!r}")
-
-
-def _check_participation(value: float) -> None:
-    is_number = isinstance(value, int) and not isinstance(value, bool)
-    if not (value >= 1 if is_number else 0.0 < value <= 1.0):
+def _check_participation(value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"`participation` must be a number. Received: participation={value!r}")
+    is_number = isinstance(value, int)
+    if not (float(value) >= 1 if is_number else 0.0 < float(value) <= 1.0):
         raise ValueError(
             "`participation` must be a share above 0 and at most 1, or as an int a number of "
             f"members. Received: participation={value!r}"

@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from tf_hips.callbacks.optimizers import inner, parts_of
 from tf_hips.errors import ConfigError
+from tf_hips.loops import checked
 from tf_hips.strategies.turns import MakeVariable
 
 
@@ -36,14 +37,15 @@ class PostLocal:
 
     Raises:
         ValueError: one of them is below 1.
+        TypeError: one of them is no integer.
     """
 
     steps: int
     after: int
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or self.after < 1:
-            raise ValueError(f"`steps` and `after` must be at least 1. Received: {self}")
+        checked.whole("steps", self.steps)
+        checked.whole("after", self.after)
 
     def __call__(self, number: int) -> int:
         """Local steps of round `number`."""

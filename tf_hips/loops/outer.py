@@ -29,7 +29,7 @@ def chosen_outer(given: UpdateRule | str | None, strategy: PartyStrategy) -> Upd
         ValueError, TypeError: it is no rule.
         ConfigError: the server makes other steps, or only a server could follow it.
     """
-    chosen = None if given is None else rules.resolve(given)
+    chosen = None if given is None else rules.resolve(given, "server_optimizer")
     above = strategy.rule
     if above is not None and above.gives_steps:
         if chosen is not None and chosen != above:

@@ -24,6 +24,7 @@ import keras
 import tensorflow as tf
 
 from tf_hips.errors import ConfigError
+from tf_hips.loops import checked
 from tf_hips.loops.engine import Loop
 from tf_hips.loops.meeting import UNIFORM
 from tf_hips.loops.outer import Outer, chosen_outer
@@ -34,8 +35,6 @@ from tf_hips.strategies.loan import LoopSum
 from tf_hips.strategies.overlapped import OverlappedSum
 from tf_hips.strategies.party import PartyStrategy
 from tf_hips.strategies.turns import MakeVariable
-
-_PLAIN_RULES = ("sum", "mean")
 
 
 class StreamingDiLoCo(Loop):
@@ -67,26 +66,28 @@ class StreamingDiLoCo(Loop):
             server_optimizer: rule of the outer step, made by the workers; see docs/rules.md.
 
         Raises:
-            ValueError: an argument is out of range.
+            ValueError, TypeError: an argument is out of range, or no number.
             ConfigError: the server has a rule with steps of its own.
             ProtocolError: the strategy has trained already, or serves another loop.
         """
-        if fragments < 1 or local_steps < fragments or local_steps % fragments:
+        local_steps = checked.whole("local_steps", local_steps)
+        fragments = checked.whole("fragments", fragments)
+        overlap = checked.whole("overlap", overlap, 0)
+        if local_steps % fragments:
             raise ValueError(
-                "`local_steps` must be a multiple of `fragments`, which must be at least 1. "
+                "`local_steps` must be a multiple of `fragments`. "
                 f"Received: local_steps={local_steps}, fragments={fragments}"
             )
         self._interval = local_steps // fragments
-        if not 0 <= overlap < self._interval:
+        if overlap >= self._interval:
             raise ValueError(
-                "`overlap` must be at least 0 and less than `local_steps / fragments`, "
+                "`overlap` must be less than `local_steps / fragments`, "
                 f"{self._interval}. Received: overlap={overlap}"
             )
-        self._mixing = mixing if mixing is not None else (0.5 if overlap else 0.0)
-        if not 0.0 <= self._mixing < 1.0:
-            raise ValueError(f"`mixing` must be from 0 to below 1. Received: mixing={mixing}")
+        mixing = mixing if mixing is not None else (0.5 if overlap else 0.0)
+        self._mixing = checked.real("mixing", mixing, 1.0)
         rule = strategy.rule
-        if rule is not None and (rule.name not in _PLAIN_RULES or rule.is_robust):
+        if rule is not None and not rule.is_plain:
             raise ConfigError(
                 "With fragments the workers make the outer steps, so the rule of the server must "
                 f"be `sum` or `mean`. Received: {rule}"
@@ -141,9 +142,9 @@ class StreamingDiLoCo(Loop):
 
     # When. A round is the turn of one fragment; steps are those since the last launch.
 
-    def plan(self, number: int) -> int | None:
+    def plan(self, round_number: int) -> int | None:
         """Steps up to the next landing or launch."""
-        del number
+        del round_number
         return self._overlap if self._is_under_way else self._interval
 
     def meet(self, *, ends: bool = False) -> None:

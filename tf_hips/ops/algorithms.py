@@ -8,7 +8,7 @@ ops.registry.
 """
 
 from tf_hips.ops.budgets import Budget
-from tf_hips.ops.compressor import ERROR_FEEDBACK, Compressor
+from tf_hips.ops.compressor import ERROR_FEEDBACK, Compressor, resolve
 from tf_hips.ops.mixing import MIXED
 from tf_hips.ops.registry import REGISTRY, Algorithm, Parameter
 from tf_hips.ops.stages import WARMUP
@@ -19,6 +19,7 @@ __all__ = [
     "Parameter",
     "bf16",
     "bisparse",
+    "budget",
     "dgc",
     "error_feedback",
     "fp8",
@@ -230,9 +231,10 @@ def terngrad(bitwidth: int = 2) -> Compressor:
     """TernGrad (Wen et al., 2017), as CompLL lists it.
 
     Random rounding to 2^bitwidth levels between the least and the greatest value of a chunk.
+    Unbiased.
 
     Args:
-        bitwidth: bits per element.
+        bitwidth: bits per element, from 1 to 8.
     """
     return Compressor("terngrad", (("bitwidth", bitwidth),))
 
@@ -248,21 +250,21 @@ def topk(ratio: float = 0.01) -> Compressor:
     return Compressor("topk", (("ratio", ratio),))
 
 
-def error_feedback(compressor: Compressor) -> Compressor:
+def error_feedback(compressor: Compressor | str) -> Compressor:
     """Adds what the codec lost to the next gradient (Seide et al., 2014; Karimireddy et al., 2019).
 
     Args:
-        compressor: a codec without error feedback.
+        compressor: a codec without error feedback, or its text.
 
     Raises:
-        TypeError: `compressor` is not a Compressor.
+        TypeError: `compressor` is no compressor and no text.
         ValueError: it has error feedback already, or keeps state of its own, such as dgc().
     """
-    return Compressor(ERROR_FEEDBACK, inner=_checked(compressor))
+    return Compressor(ERROR_FEEDBACK, inner=resolve(compressor))
 
 
 def warmup(
-    compressor: Compressor, steps: int, stages: int | None = None, start: float = 1.0
+    compressor: Compressor | str, steps: int, stages: int | None = None, start: float = 1.0
 ) -> Compressor:
     """Sends more, or everything, in the first steps, when gradients change fast.
 
@@ -285,15 +287,15 @@ def warmup(
         start: for codecs with a ratio, what it comes down from. The first stage is already below.
 
     Raises:
-        TypeError: `compressor` is not a Compressor, or an argument no number of its kind.
+        TypeError: `compressor` is no compressor and no text, or an argument no number of its kind.
         ValueError: one is out of its range, or `compressor` is a warm-up itself, or a codec with
             state and without a ratio.
     """
     params = {"steps": steps, **({} if stages is None else {"stages": stages}), "start": start}
-    return Compressor(WARMUP, tuple(params.items()), inner=_checked(compressor))
+    return Compressor(WARMUP, tuple(params.items()), inner=resolve(compressor))
 
 
-def mixed(compressor: Compressor, below: int) -> Compressor:
+def mixed(compressor: Compressor | str, below: int) -> Compressor:
     """Sends small tensors as fp16 and the others by a compressor, as GeoMX's MPQ does.
 
         tf_hips.mixed(tf_hips.error_feedback(tf_hips.onebit()), below=1000)
@@ -307,11 +309,11 @@ def mixed(compressor: Compressor, below: int) -> Compressor:
         below: elements of the smallest tensor that it is for, from 1 to 2^40.
 
     Raises:
-        TypeError: `compressor` is not a Compressor, or `below` no whole number.
+        TypeError: `compressor` is no compressor and no text, or `below` no whole number.
         ValueError: `below` is out of its range, or `compressor` is mixed itself or makes no
             packets.
     """
-    return Compressor(MIXED, (("below", below),), inner=_checked(compressor))
+    return Compressor(MIXED, (("below", below),), inner=resolve(compressor))
 
 
 def budget(wan_mbps: float, max_sync_s: float) -> Compressor:
@@ -331,11 +333,3 @@ def budget(wan_mbps: float, max_sync_s: float) -> Compressor:
         ValueError: one is out of range; and, when the model is known, nothing is small enough.
     """
     return Budget(params=(("wan_mbps", wan_mbps), ("max_sync_s", max_sync_s)))
-
-
-def _checked(compressor: Compressor) -> Compressor:
-    if not isinstance(compressor, Compressor):
-        raise TypeError(
-            f"`compressor` must be a Compressor such as onebit(). Received: {compressor!r}"
-        )
-    return compressor

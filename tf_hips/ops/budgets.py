@@ -40,7 +40,7 @@ LADDER = (
 """What a budget may become, the most exact first; each has fewer bytes than the one before it."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Budget(Compressor):
     """What a link carries in a time, in a compressor's place until `for_sizes` is asked."""
 

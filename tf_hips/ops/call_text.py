@@ -2,6 +2,7 @@
 """Arguments of texts such as `terngrad(bitwidth=2)`, which name values: read, never evaluated."""
 
 import re
+import types
 from collections.abc import Mapping
 
 from tf_hips.ops.registry import Parameter
@@ -30,6 +31,20 @@ def values(
             value = known[key].number(value)
         found[key] = value
     return found
+
+
+def wrong_kind(name: str, needed: str, value: object) -> TypeError:
+    """The error for an argument that is no value and no text; a maker is told to be called.
+
+    Args:
+        name: of the argument.
+        needed: what it must be.
+        value: what was given.
+    """
+    hint = ""
+    if isinstance(value, types.FunctionType):
+        hint = f"; did you forget the parentheses, `{value.__name__}()`?"
+    return TypeError(f"`{name}` must be {needed}. Received: {name}={value!r}{hint}")
 
 
 def _parse_value(argument: str, value: str, text: str) -> int | float | str:

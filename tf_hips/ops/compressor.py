@@ -26,6 +26,8 @@ WRAPPERS = (ERROR_FEEDBACK, WARMUP, MIXED)
 SPECIAL: "dict[str, tuple[Callable[..., Compressor], tuple[Parameter, ...]]]" = {}
 """Names that stand for no codec of their own: what makes them, and what they take."""
 
+check_for_sums = native.check_for_sums
+
 _MAX_TEXT = 320
 _MAX_FILE_TEXT = 4096
 _CALL = re.compile(r"\s*([A-Za-z_]\w*(?:@[0-9a-f]{16})?)\s*(?:\((.*)\)\s*)?", re.ASCII | re.DOTALL)
@@ -39,6 +41,11 @@ def chunk_sizes(n: int) -> list[int]:
         raise ValueError(f"`n` must be at least 0. Received: n={n}")
     full, rest = divmod(n, CHUNK)
     return [CHUNK] * full + [rest] * (rest > 0)
+
+
+def packet_sizes(n: int) -> list[int]:
+    """Returns the elements of each packet of a tensor of n elements; one packet of 0 when n is."""
+    return chunk_sizes(n) or [0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -352,7 +359,7 @@ class Compressor:
             raise ValueError(f"`n_chunk` must be in [0, {CHUNK}]. Received: n_chunk={n_chunk}")
         return native.wire_bytes(self, n_chunk)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return self.text
 
 
@@ -396,22 +403,12 @@ def check_makes_packets(
     return compressor
 
 
-def check_for_sums(compressor: Compressor) -> Compressor:
-    """Passes on a compressor that encodes sums.
-
-    Raises:
-        ValueError: its codec has state, a momentum that the summands went through already.
-    """
-    if compressor.for_sums != compressor:
-        raise ValueError(
-            f"sums must be encoded without momentum, such as by {compressor.for_sums.text}. "
-            f"Received: {compressor.text}"
-        )
-    return compressor
-
-
-def resolve(value: Compressor | str) -> Compressor:
+def resolve(value: Compressor | str, name: str = "compressor") -> Compressor:
     """The compressor that the user of this process gave: a value, or a text that may name a file.
+
+    Args:
+        value: what was given.
+        name: of the argument, for the message.
 
     Raises:
         ValueError, TypeError: as for `parse`; SpecificationError, LibraryError: as for `jit.load`.
@@ -419,9 +416,7 @@ def resolve(value: Compressor | str) -> Compressor:
     if isinstance(value, str):
         return parse(value, files=True)
     if not isinstance(value, Compressor):
-        raise TypeError(
-            f"a compressor must be a value such as onebit(), or its text. Received: {value!r}"
-        )
+        raise call_text.wrong_kind(name, "a compressor such as onebit(), or its text", value)
     return value
 
 

@@ -231,12 +231,7 @@ def merge_encode(
         ValueError: `packets` is empty, sizes differ, or `kept` is missing or superfluous.
     """
     check_size(n)
-    compressor = check_stage(compressor.at(key.step))
-    if compressor.has_state and not compressor.has_residual:
-        raise ValueError(
-            f"sums must be encoded without momentum, such as by {compressor.for_sums.text}. "
-            f"Received: {compressor.text}"
-        )
+    compressor = check_for_sums(check_stage(compressor.at(key.step)))
     kept = _checked_kept(compressor, kept, n)
     rows, pointers, sizes = _rows(packets)
     merged = _packets_for(compressor, n, out)
@@ -415,6 +410,20 @@ def check_stage(compressor: "Compressor") -> "Compressor":
         raise ValueError(
             "what is mixed must be asked for by the elements of a tensor: give "
             f"`compressor.of_size(n)`. Received: {compressor.text}"
+        )
+    return compressor
+
+
+def check_for_sums(compressor: "Compressor") -> "Compressor":
+    """Passes on a compressor that encodes sums.
+
+    Raises:
+        ValueError: its codec has state, a momentum that the summands went through already.
+    """
+    if compressor.for_sums != compressor:
+        raise ValueError(
+            f"sums must be encoded without momentum, such as by {compressor.for_sums.text}. "
+            f"Received: {compressor.text}"
         )
     return compressor
 

@@ -320,7 +320,7 @@ class AsynchronousStore:
                 self._num_applying -= 1
                 if answer is None:
                     current.delivered.discard(chunk)  # as if it had not come
-                    current.refusals.append((current.positions[chunk], refusal))
+                    current.refusals.append((current.positions[chunk], NonFiniteError(refusal)))
                 else:
                     current.results[chunk] = answer
                     current.order.append(chunk)

@@ -36,6 +36,7 @@ from tf_hips.errors import (
     PeerError,
     ProtocolError,
     TfHipsError,
+    ToleranceError,
 )
 from tf_hips.ps import seats, wire
 from tf_hips.ps.admission import Admission, RefusedError, TurnedAwayError
@@ -58,6 +59,7 @@ from tf_hips.ps.wire import Call
 
 _CODES: tuple[tuple[type[TfHipsError], grpc.StatusCode], ...] = (
     (PacketError, grpc.StatusCode.INVALID_ARGUMENT),
+    (ToleranceError, grpc.StatusCode.NOT_FOUND),  # before those of sums: some are both
     (NonFiniteError, grpc.StatusCode.OUT_OF_RANGE),
     (ProtocolError, grpc.StatusCode.FAILED_PRECONDITION),
     (PeerError, grpc.StatusCode.ABORTED),

@@ -387,6 +387,7 @@ class Client:
         Raises:
             PacketError: the server refuses a packet; it names the tensor.
             NonFiniteError: a packet, or the sum of all, holds NaN or an infinity.
+            ToleranceError: a robust rule has fewer rows than it needs.
             PeerError: the server cannot be reached, or another party did not deliver or has left.
         """
         whole = self.open_round(round, packets)

@@ -23,7 +23,7 @@ from tf_hips.ops.compressor import CHUNK, Compressor
 from tf_hips.ps.model import Model
 from tf_hips.ps.norms import Norms
 from tf_hips.ps.partial import LatePacket
-from tf_hips.ps.rounds import Packet
+from tf_hips.ps.rounds import Packet, TooFewRowsError
 from tf_hips.ps.rule import Rule
 from tf_hips.ps.rules.robust import OWN_REFUSAL, Rows, is_refused
 from tf_hips.ps.rules.updates import Updates
@@ -141,6 +141,7 @@ class Combining:
 
         Raises:
             NonFiniteError: the sum, or what the rule makes of it, is not finite.
+            TooFewRowsError: the rule makes nothing of what has come.
         """
         where = self._model.chunks[chunk]
         rule: Rule | None = None
@@ -162,7 +163,7 @@ class Combining:
             has_rows = ruling is not None or self.updates.whole is None
             step, slots = self.updates.step(chunk, merged, has_rows=has_rows)
         except ToleranceError as error:
-            raise NonFiniteError(
+            raise TooFewRowsError(
                 f"Round {number}, {self._model.describe(chunk)}: {error}"
                 f"{self._refusals(packets, weights)}{self._absent(packets, weights)}"
             ) from error

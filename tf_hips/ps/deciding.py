@@ -15,10 +15,10 @@ Invariants:
 import threading
 from collections.abc import Callable, Mapping
 
-from tf_hips.errors import NonFiniteError, ToleranceError
+from tf_hips.errors import ToleranceError
 from tf_hips.ps.combining import Combining
 from tf_hips.ps.past import Packet
-from tf_hips.ps.rounds import Round
+from tf_hips.ps.rounds import Round, TooFewRowsError
 
 # Hears of children whose rows a rule has refused: the round, and why, by child.
 Refuse = Callable[[int, Mapping[int, str]], None]
@@ -59,19 +59,19 @@ class Deciding:
             num_children: how many children there are.
 
         Raises:
-            NonFiniteError: the rule makes nothing of it.
+            TooFewRowsError: the rule makes nothing of it.
         """
         children = range(num_children) if current.counted is None else current.counted
         try:
             ruling = self._combining.decide(current.number, packets, children, current.weights)
         except ToleranceError as error:
-            text = f"Round {current.number}: {error}"
+            refusal = TooFewRowsError(f"Round {current.number}: {error}")
             with self._changed:
-                current.refusals.append((max(current.positions), text))
+                current.refusals.append((max(current.positions), refusal))
                 if self._can_redo:
                     current.clear()
                 self._changed.notify_all()
-            raise NonFiniteError(text) from error
+            raise refusal from error
         with self._changed:
             current.ruling, current.counted = ruling, tuple(children)
         if ruling is not None and ruling.refused and self._refuse is not None:

@@ -7,7 +7,7 @@ Part of a session, and under its lock. The packets are kept by `store`.
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from tf_hips.errors import NonFiniteError, ProtocolError
+from tf_hips.errors import ProtocolError
 from tf_hips.ps.closing import Closing
 from tf_hips.ps.jointly import JointStore
 from tf_hips.ps.members import Caller, Child
@@ -136,6 +136,7 @@ class Exchanging:
         Raises:
             PeerError: a child has left, or did not deliver in time.
             NonFiniteError: the sum of a chunk's packets was refused.
+            TooFewRowsError: a robust rule makes nothing of the round.
         """
         members = self._members
         with self.changed:
@@ -190,7 +191,7 @@ class Exchanging:
                 self._end_if_refused(store, number)
                 news = store.refusals(number)[refused:]
                 if news and not stop():
-                    raise NonFiniteError(news[0])
+                    raise type(news[0])(str(news[0]))
                 return store.results(number, after)
             # Who waits for a child that does its rounds again sees that it goes on.
             self._moves.note()
@@ -209,7 +210,7 @@ class Exchanging:
             return
         is_decided = isinstance(store, Store) and store.is_closed(number)
         if self._closing is not None or is_decided:
-            self._waiting.end(refusals[0], NonFiniteError)
+            self._waiting.end(str(refusals[0]), type(refusals[0]))
 
 
 def _round(number: int) -> str:

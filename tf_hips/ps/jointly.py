@@ -28,6 +28,7 @@ import numpy as np
 from tf_hips.errors import NonFiniteError, ProtocolError, ToleranceError
 from tf_hips.ps.assignment import Shard
 from tf_hips.ps.recorder import Entry, Kind
+from tf_hips.ps.rounds import TooFewRowsError
 from tf_hips.ps.rules.joint import Report, Verdict, of_rows
 from tf_hips.ps.rules.robust import OWN_REFUSAL, is_refused
 from tf_hips.ps.rules.whole import Distances
@@ -204,7 +205,7 @@ class JointStore(Store):
                 current.positions = [position] * len(current.positions)
                 current.counted = tuple(range(self.num_children))
                 if verdict.refusal is not None:
-                    current.refusals.append((position, verdict.refusal))
+                    current.refusals.append((position, TooFewRowsError(verdict.refusal)))
             self.changed.notify_all()
         if jobs and verdict.refusal is None:
             self._merge_by(verdict, jobs)

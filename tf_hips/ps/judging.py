@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 import grpc
 
 from tf_hips.config import Uplink
-from tf_hips.errors import NonFiniteError, PeerError, ProtocolError, TfHipsError
+from tf_hips.errors import NonFiniteError, PeerError, ProtocolError, TfHipsError, ToleranceError
 from tf_hips.ps import tls, wire
 from tf_hips.ps.assignment import Shard
 from tf_hips.ps.jointly import LEAD, JointStore
@@ -105,7 +105,8 @@ class _Judge(abc.ABC):
 
     def _end(self, error: TfHipsError) -> None:
         _, ended, reason = str(error).partition(ENDED)
-        kind = type(error) if isinstance(error, (ProtocolError, NonFiniteError)) else PeerError
+        kept = (ProtocolError, NonFiniteError, ToleranceError)
+        kind = type(error) if isinstance(error, kept) else PeerError
         self._session.end(reason if ended else f"{self._name}: {error}", kind)
 
     @property

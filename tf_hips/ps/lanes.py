@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tf_hips.errors import ProtocolError
+from tf_hips.errors import NonFiniteError, ProtocolError
 from tf_hips.ops import native
 from tf_hips.ps.model import Model
 from tf_hips.ps.past import Past
@@ -69,7 +69,7 @@ class LaneRound:
         self.results: list[Packet | None] = [None] * num_chunks
         self.positions = [0] * num_chunks  # of each packet's record
         self.order: list[int] = []  # chunk numbers in the order of their answers
-        self.refusals: list[tuple[int, str]] = []  # each with the packet's position
+        self.refusals: list[tuple[int, NonFiniteError]] = []  # each with the packet's position
 
 
 class Lane:
@@ -210,13 +210,13 @@ class Lane:
                 news.append((chunk, result))
             return after, news
 
-    def refusals(self, number: int) -> list[str]:
+    def refusals(self, number: int) -> list[NonFiniteError]:
         """Why chunks of round `number` had to be delivered anew, oldest first."""
         with self._changed:
             if self.is_past(number):
                 return []
             durable = self._store.recorder.durable
-            return [text for position, text in self.get(number).refusals if position <= durable]
+            return [error for position, error in self.get(number).refusals if position <= durable]
 
     def has_refused(self, number: int) -> bool:
         """Whether chunks of round `number` have to be delivered anew, also if nobody may know."""

@@ -26,6 +26,7 @@ from tf_hips.errors import (
     PeerError,
     ProtocolError,
     TfHipsError,
+    ToleranceError,
 )
 from tf_hips.ps import tls, wire
 from tf_hips.ps.calls_at_once import TOO_MANY
@@ -61,6 +62,7 @@ _PAUSES_S = (0.05, 0.2, 0.5, 1.0, 2.0)
 _ERRORS: dict[grpc.StatusCode, type[TfHipsError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: PacketError,
     grpc.StatusCode.OUT_OF_RANGE: NonFiniteError,
+    grpc.StatusCode.NOT_FOUND: ToleranceError,
     grpc.StatusCode.FAILED_PRECONDITION: ProtocolError,
     grpc.StatusCode.RESOURCE_EXHAUSTED: ProtocolError,
 }

@@ -195,7 +195,7 @@ class Members:
         if votes is None:
             before = sum(self.children[one].groups for one in range(position))
         else:
-            before = position // votes.r * self.children[0].workers if votes.is_fixed else 0
+            before = position // votes.r * self.children[0].workers if votes.fixed else 0
         if place is None:
             return before, self.num_groups
         return place.first_group + before, place.groups

@@ -65,15 +65,6 @@ class Quorum:
         return f"{self.least} children {when}, late updates: {self.late}"
 
 
-def least_of(text: str) -> int:
-    """How many children a quorum of this text waits for.
-
-    Raises:
-        ValueError: it is the text of none.
-    """
-    return int(text.split(" ", 1)[0])
-
-
 def from_options(
     num_children: int,
     quorum: int | None,

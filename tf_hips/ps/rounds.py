@@ -4,14 +4,21 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from tf_hips.errors import ProtocolError
+from tf_hips.errors import NonFiniteError, ProtocolError, ToleranceError
 from tf_hips.ps.model import Model
 from tf_hips.ps.partial import Key, Late, Partial
 from tf_hips.ps.past import Packet
 from tf_hips.ps.rules.whole import Ruling
 from tf_hips.ps.wire import Buffer
 
-__all__ = ["Packet", "Round", "Rounds"]
+__all__ = ["Packet", "Round", "Rounds", "TooFewRowsError"]
+
+
+class TooFewRowsError(ToleranceError, NonFiniteError):
+    """A robust rule makes nothing of a round; to children it is a ToleranceError.
+
+    In the server it goes the way of a sum that is refused.
+    """
 
 
 class Round:
@@ -26,7 +33,7 @@ class Round:
         self.positions = [0] * num_chunks  # of the record of each chunk's newest packet
         self.num_merged = 0
         self.order: list[int] = []  # chunk numbers in the order in which they were merged
-        self.refusals: list[tuple[int, str]] = []  # each with the chunk's position
+        self.refusals: list[tuple[int, NonFiniteError]] = []  # each with the chunk's position
         self.weights: dict[int, float] = {}  # what children stand for, of those that have said so
         self._cleared: set[int] = set()  # those whose weights are of before `clear`
         self.ups: dict[int, Packet] = {}  # merged for the server above, which has not answered
@@ -172,7 +179,7 @@ class Rounds(Protocol):
     def results(self, number: int, after: int) -> tuple[int, list[tuple[int, Packet]]]:
         """What may be told of round `number` after the first `after` chunks."""
 
-    def refusals(self, number: int) -> list[str]:
+    def refusals(self, number: int) -> list[NonFiniteError]:
         """Why chunks of round `number` had to be delivered anew, oldest first."""
 
     def has_refused(self, number: int) -> bool:

@@ -19,7 +19,6 @@ class SeatClient:
         """
         if not isinstance(client, Client):
             raise ProtocolError("Parties that vote must have one server. Received: several")
-        self._client = client
         self._link, self._wait_s = client.link, client.wait_s
 
     def seat(self, round: int) -> Seat:

@@ -28,9 +28,7 @@ _ADVICE = ". Votes are on equal bytes: make them alike, or take `vote=tolerant` 
 
 def seat_of(votes: Votes, secret: int, members: Members, number: int, child: int) -> Seat:
     """Where `child` sits in round `number`: its group among those of the whole tree."""
-    seats = detox.groups(
-        len(members.terms.parties), votes.r, secret, number, is_fixed=votes.is_fixed
-    )
+    seats = detox.groups(len(members.terms.parties), votes.r, secret, number, fixed=votes.fixed)
     group = next(place for place, sitting in enumerate(seats) if child in sitting)
     first, groups = members.groups_of(0)  # where all groups of this server begin
     return Seat(first + group * members.children[child].workers, groups)

@@ -212,7 +212,7 @@ def terms_of(config: ServerConfig) -> Terms:
     compression = config.compression
     if compression is not None:
         found = compressors.check_makes_packets(
-            compressors.resolve(compression), "compression", may_be_mixed=True
+            compressors.resolve(compression, "compression"), "compression", may_be_mixed=True
         )
         compression = found.text
     downlink = config.downlink
@@ -220,13 +220,15 @@ def terms_of(config: ServerConfig) -> Terms:
         downlink = compression and compressors.parse(compression).for_sums.text
     elif downlink is not None:
         found = compressors.check_makes_packets(
-            compressors.resolve(downlink), "downlink", may_be_mixed=True
+            compressors.resolve(downlink, "downlink"), "downlink", may_be_mixed=True
         )
         downlink = compressors.check_for_sums(found).text
     way_up = config.uplink_compression
     if way_up is not None:
         found = compressors.check_makes_packets(
-            compressors.resolve(way_up), "uplink_compression", may_be_mixed=True
+            compressors.resolve(way_up, "uplink_compression"),
+            "uplink_compression",
+            may_be_mixed=True,
         )
         way_up = compressors.check_for_sums(found).text
     rule = None if config.rule is None else rules.parse(config.rule).text

@@ -434,7 +434,7 @@ class Store(Telling):
             )
         except NonFiniteError as error:
             with self.changed:
-                current.refusals.append((current.positions[chunk], str(error)))
+                current.refusals.append((current.positions[chunk], error))
             raise
         finally:
             with self.changed:

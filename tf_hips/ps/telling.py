@@ -8,7 +8,7 @@ Invariant: a result, or a refusal, is told when the packets that it was made of 
 
 import threading
 
-from tf_hips.errors import ProtocolError
+from tf_hips.errors import NonFiniteError, ProtocolError
 from tf_hips.ps.partial import Partial
 from tf_hips.ps.past import Packet, Past
 from tf_hips.ps.recorder import Recorder
@@ -114,14 +114,14 @@ class Telling:
             # Where all that there was is refused, so is what is made of it.
             return total if total or not any(map(is_refused, weights)) else REFUSED_WEIGHT
 
-    def refusals(self, number: int) -> list[str]:
+    def refusals(self, number: int) -> list[NonFiniteError]:
         """Why chunks of round `number` had to be delivered anew, oldest first."""
         with self.changed:
             if self.is_past(number):
                 return []
             durable = self._recorder.durable
             refusals = self._get(number).refusals
-            return [text for position, text in refusals if position <= durable]
+            return [error for position, error in refusals if position <= durable]
 
     def has_refused(self, number: int) -> bool:
         """Whether chunks of round `number` have to be delivered anew, also if nobody may know."""

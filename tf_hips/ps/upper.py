@@ -23,7 +23,7 @@ from typing import Any
 
 from tf_hips import log
 from tf_hips.config import Uplink
-from tf_hips.errors import NonFiniteError, PeerError, ProtocolError, TfHipsError
+from tf_hips.errors import NonFiniteError, PeerError, ProtocolError, TfHipsError, ToleranceError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ps import rules
 from tf_hips.ps.gather import too_long
@@ -378,7 +378,8 @@ class Upper:
     def _end(self, error: TfHipsError) -> None:
         """Ends the run below, by the reason that the server above has given, if it has."""
         _, ended, reason = str(error).partition(ENDED)
-        kind = type(error) if isinstance(error, (ProtocolError, NonFiniteError)) else PeerError
+        kept = (ProtocolError, NonFiniteError, ToleranceError)
+        kind = type(error) if isinstance(error, kept) else PeerError
         self._session.end(reason if ended else str(error), kind)
 
     @property

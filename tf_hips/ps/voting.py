@@ -33,7 +33,7 @@ from tf_hips.ps.combining import Floats
 from tf_hips.ps.partial import Key
 from tf_hips.ps.quorum import RETURN_S, Clock
 from tf_hips.ps.recorder import Kind
-from tf_hips.ps.rounds import Packet
+from tf_hips.ps.rounds import Packet, TooFewRowsError
 from tf_hips.ps.rules.robust import is_refused
 from tf_hips.ps.rules.votes import TOLERANT, Votes
 from tf_hips.ps.store import Job, Store
@@ -520,8 +520,10 @@ class VotingStore(Store):
             current.refusals.append(
                 (
                     position,
-                    f"Round {number}: at least one of {len(ballots.groups)} groups must agree. "
-                    f"Received: {why}",
+                    TooFewRowsError(
+                        f"Round {number}: at least one of {len(ballots.groups)} groups must agree. "
+                        f"Received: {why}"
+                    ),
                 )
             )
             return []
@@ -551,7 +553,7 @@ class VotingStore(Store):
                 self.votes.r,
                 self._secret,
                 number,
-                is_fixed=self.votes.is_fixed,
+                fixed=self.votes.fixed,
             )
             self._ballots[number] = Ballots(seats, closes=not self._gives_up)
         return self._ballots[number]

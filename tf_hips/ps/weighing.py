@@ -28,7 +28,7 @@ from tf_hips.errors import ToleranceError
 from tf_hips.ops.compressor import Compressor
 from tf_hips.ps.deciding import Refuse
 from tf_hips.ps.recorder import Kind
-from tf_hips.ps.rounds import Packet
+from tf_hips.ps.rounds import Packet, TooFewRowsError
 from tf_hips.ps.rule import Rule, Sum
 from tf_hips.ps.rules.robust import OWN_REFUSAL
 from tf_hips.ps.rules.steps import Floats
@@ -311,7 +311,7 @@ class WeighingStore(Store):
             current.positions = [weighing.position] * len(current.positions)
             if outcome.error:
                 current.counted = ()
-                current.refusals.append((weighing.position, outcome.error))
+                current.refusals.append((weighing.position, TooFewRowsError(outcome.error)))
                 self.changed.notify_all()
                 return []
             weighing.weights = outcome.weights

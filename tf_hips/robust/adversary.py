@@ -136,7 +136,7 @@ class Adversary:
         Raises:
             ValueError: more would lie than there are.
         """
-        return attacks.liars(n, self.q, self.seed, step, is_fixed=not self.is_redrawn)
+        return attacks.liars(n, self.q, self.seed, step, fixed=not self.is_redrawn)
 
     def sent(
         self, rows: Rows, step: int, *, before: Floats | None = None

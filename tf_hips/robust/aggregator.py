@@ -125,7 +125,7 @@ class Aggregator:
         """The text that `parse` turns into this value; the same for equal values."""
         return " >> ".join(step.text for step in self.steps)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return self.text
 
     @property
@@ -184,9 +184,28 @@ class Aggregator:
         pairs = zip(self.steps, self.budgets(n), strict=True)
         return min((f for step, f in pairs if step.f is not None), default=None)
 
-    def __call__(self, rows: Rows, **options: object) -> Floats:
-        """The vector of `run`."""
-        return self.run(rows, **options).vector  # type: ignore[arg-type]
+    def __call__(
+        self,
+        rows: Rows,
+        *,
+        reference: Floats | None = None,
+        seed: int = 0,
+        step: int = 0,
+        limits: Limits | None = None,
+    ) -> Floats:
+        """Aggregates rows, and returns the result alone, float32 [d]; `run` says more of it.
+
+        Args:
+            rows: as for `run`, which see for the others, too.
+            reference: where `centred_clipping` begins.
+            seed: of the run.
+            step: of the run.
+            limits: what norms may be.
+
+        Raises:
+            ToleranceError, NonFiniteError, ValueError, TypeError: as for `run`.
+        """
+        return self.run(rows, reference=reference, seed=seed, step=step, limits=limits).vector
 
     def run(
         self,
@@ -210,8 +229,8 @@ class Aggregator:
             step: of the run.
             limits: what norms may be; None: `Limits()`.
             missing: bad rows that are known already and not among `rows`; they count among the f.
-            of: how many could have a row, where some have none of their own will; f="auto" is never
-                0 where that many rows bear one. None: those that are here or missing.
+            of: how many rows there could be, where some senders may choose to send none; f="auto"
+                is at least 1 if that many rows bear a bad one. None: those here and `missing`.
             out: float32 [d] to write, none of the rows; made when None. New memory costs as much as
                 sorting.
 

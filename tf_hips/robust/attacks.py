@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from tf_hips.ops.compressor import Compressor, chunk_sizes
+from tf_hips.ops.compressor import Compressor, packet_sizes
 from tf_hips.ops.native import PREFIX_BYTES, Bytes, Floats, derive_seed
 from tf_hips.robust import attack_params
 from tf_hips.robust.aggregator import secret_order
@@ -62,7 +62,7 @@ class Attack:
         """The value of a parameter."""
         return dict(self.params)[name]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         arguments = ", ".join(f"{name}={value}" for name, value in self.params)
         return f"{self.name}({arguments})" if arguments else self.name
 
@@ -330,7 +330,7 @@ def lie_about_scale(compressor: Compressor, packets: Bytes, n: int, factor: floa
         raise ValueError(f"the compressor must be one of {known}. Received: {compressor.text}")
     lying = np.array(packets, np.uint8, copy=True)
     at = 0
-    for size in chunk_sizes(n) or [0]:
+    for size in packet_sizes(n):
         for offset in _SCALES[codec.name]:
             where = slice(at + PREFIX_BYTES + offset, at + PREFIX_BYTES + offset + 4)
             value = np.frombuffer(lying[where].tobytes(), np.float32)
@@ -365,7 +365,7 @@ def liars(
     seed: int,
     step: int = 0,
     *,
-    is_fixed: bool = False,
+    fixed: bool = False,
     placement: str = "random",
     r: int = 1,
     group_seed: int | None = None,
@@ -377,7 +377,7 @@ def liars(
         q: how many lie.
         seed: of the adversary.
         step: of the run.
-        is_fixed: the same in all steps.
+        fixed: the same in all steps.
         placement: "random"; or as many groups of r as they can own: "worst" of groups of
             neighbours, or with `group_seed` of those that the server has drawn with it.
         r: workers of a group.
@@ -390,9 +390,9 @@ def liars(
         raise ValueError(f"`q` must be in [0, n]. Received: q={q}, n={n}")
     _one_of("placement", placement, ("random", "worst"))
     if placement == "random":
-        order = secret_order(n, seed, 0 if is_fixed else step, "attack/liars")
+        order = secret_order(n, seed, 0 if fixed else step, "attack/liars")
         return tuple(sorted(order[:q]))
-    known = groups(n, r, group_seed or 0, step, is_fixed=group_seed is None)
+    known = groups(n, r, group_seed or 0, step, fixed=group_seed is None)
     chosen: list[int] = []
     for one in sorted(known, key=len):
         needed = len(one) // 2 + 1

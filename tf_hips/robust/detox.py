@@ -10,7 +10,7 @@ says.
 
 Who sits with whom must not be known to those who lie: placed at will, q of them spoil
 floor(q / ceil(r / 2)) groups, and one of a smaller group more, which is worse than no groups at
-all. So groups are drawn from the server's seed and the step. `is_fixed` has the groups of the
+all. So groups are drawn from the server's seed and the step. `fixed` has the groups of the
 authors' code, neighbours for ever.
 
 Sources: Rajput et al., "DETOX: A Redundancy-based Framework for Faster and More Robust Gradient
@@ -29,14 +29,18 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_hips.errors import ToleranceError
+from tf_hips.ops import call_text
 from tf_hips.ops.compressor import Compressor
 from tf_hips.ops.native import Floats, derive_seed
+from tf_hips.ops.registry import Parameter
 from tf_hips.robust import rules
 from tf_hips.robust.aggregator import Aggregation, Aggregator, parse, secret_order
 from tf_hips.robust.rows import Limits, Rows, as_rows
 from tf_hips.robust.value import Step
 
-VOTES = ("digest", "exact", "tolerant")
+NAME = "detox"
+VOTES = DIGEST, EXACT, TOLERANT = ("digest", "exact", "tolerant")
+EPSILON = Parameter("epsilon", 1e-4, 1e-7, 0.5)
 GROUP_SIZE = 5  # of the authors' code
 APPROACHES = ("baseline", "maj_vote", "detox")
 _APPROACH_ALIASES = {"draco_lite": "detox", "draco-lite": "detox", "maj-vote": "maj_vote"}
@@ -111,30 +115,31 @@ class Detox:
     Attributes:
         r: workers of a group; 1: each is one, and goes on to buckets and rule by itself.
         then: what aggregates the votes.
-        vote: "exact": equal bytes; "digest": the same, by SHA-256, so that one vector of a group
-            travels; "tolerant": within `epsilon` of each other, for replicas on unequal machines.
+        vote: "digest": equal SHA-256 of the bytes, so that one vector of a group travels; "exact":
+            equal bytes; "tolerant": within `epsilon` of each other, for replicas on unequal
+            machines.
         buckets: how many means of votes `then` gets at most: v votes are shuffled into means of
             ceil(v / buckets); 0: the votes themselves.
-        is_fixed: whether groups are neighbours, and stay.
+        fixed: whether groups are neighbours, and stay.
         epsilon: of a tolerant vote, relative to the norm.
         q: how many of all workers may lie: f="auto" in `then` is how many groups they spoil at
             worst (`spoilt_groups`). None: as many as `then` bears.
-        is_full: whether r must divide the workers; else the rest is a smaller group, in which fewer
+        full: whether r must divide the workers; else the rest is a smaller group, in which fewer
             liars are more than half.
 
     Raises:
-        TypeError: `r`, `buckets` or `q` is no integer.
+        TypeError: `r`, `buckets` or `q` is no integer, or `then` no rule.
         ValueError: a number is out of range, there is no such vote, or `then` takes no f from `q`.
     """
 
     r: int
     then: Aggregator
-    vote: str = "exact"
+    vote: str = DIGEST
     buckets: int = 0
-    is_fixed: bool = False
+    fixed: bool = False
     epsilon: float = 1e-4
     q: int | None = None
-    is_full: bool = False
+    full: bool = False
 
     def __post_init__(self) -> None:
         for name in ("r", "buckets", "q"):
@@ -142,6 +147,8 @@ class Detox:
             is_integer = isinstance(number, numbers.Integral) and not isinstance(number, bool)
             if not is_integer and (name, number) != ("q", None):
                 raise TypeError(f"`{name}` must be an integer. Received: {name}={number!r}")
+        if not isinstance(self.then, Aggregator):
+            raise call_text.wrong_kind("then", "a rule such as robust.median()", self.then)
         if self.r < 1:
             raise ValueError(f"`r` must be 1 or more. Received: r={self.r}")
         if self.vote not in VOTES:
@@ -157,6 +164,14 @@ class Detox:
                 '`q` says what f="auto" is of the rule behind the votes. Received: '
                 f"q={self.q} before {self.then}"
             )
+
+    @property
+    def text(self) -> str:
+        """The rule of a server that does the same, `detox(r=3, ...) >> median(f=auto)`."""
+        return f"{head(self)} >> {self.then.text}"
+
+    def __repr__(self) -> str:
+        return self.text
 
     def aggregator(self, workers: int, votes: int) -> Aggregator:
         """What so many votes of so many workers go through: buckets, and `then` with its f.
@@ -188,7 +203,7 @@ class Detox:
         Raises:
             ToleranceError: they are not; says the formula.
         """
-        if self.is_full and workers % self.r:
+        if self.full and workers % self.r:
             raise ToleranceError(
                 f"a repetition code needs full groups: r={self.r} must divide the workers, or the "
                 f"rest has fewer to outvote. Received: {workers} workers"
@@ -223,11 +238,11 @@ class Detox:
         given = as_rows(rows)
         self.check(len(given))
         votes = []
-        for members in groups(len(given), self.r, seed, step, is_fixed=self.is_fixed):
+        for members in groups(len(given), self.r, seed, step, fixed=self.fixed):
             mine = [given[worker] for worker in members]
-            if self.vote == "tolerant":
+            if self.vote == TOLERANT:
                 votes.append(vote_tolerant(mine, members, self.epsilon))
-            elif self.vote == "digest":
+            elif self.vote == DIGEST:
                 votes.append(vote_by_digest([digest(row) for row in mine], members))
             else:
                 votes.append(vote_exact(mine, members))
@@ -264,7 +279,7 @@ class Detox:
         """
         self.check(len(digests))
         found = []
-        for members in groups(len(digests), self.r, seed, step, is_fixed=self.is_fixed):
+        for members in groups(len(digests), self.r, seed, step, fixed=self.fixed):
             vote = vote_by_digest([digests[worker] for worker in members], members)
             found.append(_fetched(vote, digests, fetch))
         sizes = collections.Counter(row.size for _, row in found if row is not None)
@@ -289,8 +304,20 @@ class Detox:
         return Result(then.run(winners, missing=missing, **how), tuple(votes))
 
 
+def head(chosen: Any) -> str:
+    """What stands before the rule in a text, of a `Detox` or of what else has its attributes."""
+    told = f"r={chosen.r}, vote={chosen.vote}, buckets={chosen.buckets}, fixed={chosen.fixed}"
+    if chosen.vote == TOLERANT:
+        told += f", epsilon={EPSILON.shown(chosen.epsilon)}"
+    if chosen.q is not None:
+        told += f", q={chosen.q}"
+    if chosen.full:
+        told += ", full=True"
+    return f"{NAME}({told})"
+
+
 def groups(
-    n: int, r: int, seed: int, step: int, *, is_fixed: bool = False
+    n: int, r: int, seed: int, step: int, *, fixed: bool = False
 ) -> tuple[tuple[int, ...], ...]:
     """Who sits with whom: groups of r of n workers; the last is smaller where r does not divide n.
 
@@ -299,11 +326,11 @@ def groups(
         r: workers of a group.
         seed: of the server.
         step: of the run.
-        is_fixed: neighbours, whatever seed and step.
+        fixed: neighbours, whatever seed and step.
     """
     if n < 1 or r < 1:
         raise ValueError(f"`n` and `r` must be 1 or more. Received: n={n}, r={r}")
-    order = list(range(n)) if is_fixed else secret_order(n, seed, step, "detox/groups")
+    order = list(range(n)) if fixed else secret_order(n, seed, step, "detox/groups")
     return tuple(tuple(sorted(order[first : first + r])) for first in range(0, n, r))
 
 
@@ -369,7 +396,7 @@ def corrupt_groups(n: int, q: int, r: int) -> tuple[float, int]:
         raise ValueError(f"`q` must be in [0, n]. Received: q={q}, n={n}")
     expected = 0.0
     budget, worst = q, 0
-    sizes = [len(one) for one in groups(n, r, 0, 0, is_fixed=True)]
+    sizes = [len(one) for one in groups(n, r, 0, 0, fixed=True)]
     for size in sorted(sizes):
         needed = size // 2 + 1
         expected += sum(
@@ -389,7 +416,7 @@ def spoilt_groups(n: int, q: int, r: int) -> int:
     if not 0 <= q <= n:
         raise ValueError(f"`q` must be in [0, n]. Received: q={q}, n={n}")
     spoilt = 0
-    for size in sorted(len(one) for one in groups(n, r, 0, 0, is_fixed=True)):
+    for size in sorted(len(one) for one in groups(n, r, 0, 0, fixed=True)):
         q -= (size + 1) // 2
         if q < 0:
             break
@@ -404,7 +431,7 @@ def draco(s: int) -> Detox:
     """
     if s < 0:
         raise ValueError(f"`s` must be 0 or more. Received: s={s}")
-    return Detox(2 * s + 1, rules.mean(), is_fixed=True, is_full=True)
+    return Detox(2 * s + 1, rules.mean(), fixed=True, full=True)
 
 
 def approach(
@@ -414,7 +441,7 @@ def approach(
     group_size: int = GROUP_SIZE,
     worker_fail: int | None = None,
     bucket_size: int = 0,
-    is_fixed: bool = False,
+    fixed: bool = False,
     compat: bool = False,
 ) -> Detox:
     """The options of the authors' code: `--approach`, `--mode`, `--group-size`, ...
@@ -429,7 +456,7 @@ def approach(
             many groups they can spoil at worst (`spoilt_groups`), without groups how many they are.
             None: the rule bears as many as it can.
         bucket_size: how many buckets at most; 0: none.
-        is_fixed: whether groups are neighbours, and stay.
+        fixed: whether groups are neighbours, and stay.
         compat: fixed groups, and their form of Bulyan.
 
     Raises:
@@ -444,11 +471,11 @@ def approach(
         raise ValueError(
             f"buckets are of the approach detox. Received: bucket_size={bucket_size} with {name}"
         )
-    is_fixed = is_fixed or compat
+    fixed = fixed or compat
     if chosen == "maj_vote":
         if mode not in ("normal", "maj_vote"):
             raise ValueError(f"maj_vote takes the mean of the votes. Received: mode={mode!r}")
-        return Detox(group_size, rules.mean(), is_fixed=is_fixed)
+        return Detox(group_size, rules.mean(), fixed=fixed)
     then = parse(mode)
     if compat and then.rule.name == "bulyan":
         theirs = tuple((dict(then.rule.params) | {"compat": 1}).items())
@@ -459,7 +486,7 @@ def approach(
         except ValueError as error:
             raise ValueError(f"{then} cannot bear f={worker_fail}: {error}") from error
     q = worker_fail if then.is_auto else None
-    return Detox(group_size, then, buckets=bucket_size, is_fixed=is_fixed, q=q)
+    return Detox(group_size, then, buckets=bucket_size, fixed=fixed, q=q)
 
 
 def check_compressor(detox: Detox, compressor: Compressor) -> None:
@@ -468,7 +495,7 @@ def check_compressor(detox: Detox, compressor: Compressor) -> None:
     A residual is of one worker's history. Members of groups that are drawn anew have other ones,
     so honest packets differ; with fixed groups they are equal as long as nobody is late.
     """
-    if detox.r > 1 and not detox.is_fixed and compressor.has_state:
+    if detox.r > 1 and not detox.fixed and compressor.has_state:
         raise ValueError(
             "workers whose groups change must be compressed without error feedback or momentum: "
             f"their packets would differ. Received: {compressor.text}"

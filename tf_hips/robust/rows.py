@@ -112,8 +112,7 @@ def refused(
 def lesser_median(values: Sequence[_Number]) -> _Number:
     """Of an even number of values the lesser of the two middle ones.
 
-    More than half of them are not below it only if one of these is not: of 2 f + 1 values, and of
-    2 f + 2, it is at most an honest one, whatever f say.
+    With at most f liars among 2 f + 1 or 2 f + 2 values it never exceeds the largest honest one.
 
     Args:
         values: at least one.

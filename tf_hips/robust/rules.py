@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One function for each rule; it makes a value.
+"""One function for each rule; it makes a value, which takes rows [n, d], float32, and gives [d].
 
+A pre-aggregator (`clip`, `arc`, `bucketing`, `nnm`) gives rows to what stands behind its `>>`.
 f is how many of n rows may be bad, "auto" as many as the rule bears. Definitions and sources:
 docs/robustness.md.
 """

@@ -76,9 +76,7 @@ class Sketched:
 
     def __post_init__(self) -> None:
         if not isinstance(self.then, Aggregator):
-            raise TypeError(
-                f"`then` must be a rule such as robust.krum(f=1). Received: {self.then!r}"
-            )
+            raise call_text.wrong_kind("then", "a rule such as robust.krum(f=1)", self.then)
         why = why_not(self.then)
         if why is not None:
             raise ValueError(why)
@@ -104,7 +102,7 @@ class Sketched:
         """`k`, which is known."""
         return self.k or 0
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return self.text
 
     def __call__(self, rows: Rows, *, secret: int = 0, step: int = 0) -> Floats:

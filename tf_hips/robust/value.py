@@ -191,7 +191,7 @@ class PreAggregator:
             return type(other)((*self.steps, *other.steps))
         return NotImplemented
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return self.text
 
 
@@ -216,7 +216,7 @@ def parse_steps(text: str) -> tuple[Step, ...]:
         TypeError: `text` is not a string.
     """
     if not isinstance(text, str):
-        raise TypeError(f"`text` must be a string such as 'krum(f=1)'. Received: {text!r}")
+        raise call_text.wrong_kind("text", "a string such as 'krum(f=1)'", text)
     parts = text.split(">>") if len(text) <= _MAX_TEXT else []
     if not 1 <= len(parts) <= _MAX_STEPS:
         raise ValueError(

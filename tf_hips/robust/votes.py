@@ -20,7 +20,7 @@ import numpy.typing as npt
 from tf_hips.errors import PacketError
 from tf_hips.ops import native
 from tf_hips.ops.algorithms import onebit
-from tf_hips.ops.compressor import CHUNK, chunk_sizes
+from tf_hips.ops.compressor import CHUNK, chunk_sizes, packet_sizes
 from tf_hips.ops.native import PREFIX_BYTES, Buffer, Floats
 
 _MEANS = 8
@@ -84,7 +84,7 @@ def _is_well_formed(given: Buffer, n: int) -> bool:
     if data.size != native.wire_bytes(onebit(), n):
         return False
     at = 0
-    for size in chunk_sizes(n) or [0]:
+    for size in packet_sizes(n):
         if data[at : at + PREFIX_BYTES].tobytes() != _prefix(size):
             return False
         at += PREFIX_BYTES + _MEANS + -(-size // 8)

@@ -36,7 +36,7 @@ MOST, THIS = "most parties", "this worker"
 _UNKNOWN = json.dumps(None)
 
 
-class _Rows:
+class _Streaks:
     """Which parties do not count, each time that something is compared. Thread-safe.
 
     A liar may lie each time, or every other time, and nobody's logs and disks may be filled by it.
@@ -45,10 +45,10 @@ class _Rows:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._odd: dict[tuple[str, str], frozenset[str]] = {}  # the last time, by what and why
-        self._counts: collections.Counter[tuple[str, str, str]] = collections.Counter()  # of rows
+        self._counts: collections.Counter[tuple[str, str, str]] = collections.Counter()  # streaks
 
     def told(self, odd: Sequence[str], what: str, why: str) -> list[str]:
-        """Those of `odd` that are to be told of: once for a row, of rows the 1st, 2nd, 4th, ..."""
+        """Those of `odd` to tell of: once in a streak of times, in streaks 1, 2, 4, 8, ..."""
         told = []
         with self._lock:
             before = self._odd.get((what, why), frozenset())
@@ -64,8 +64,8 @@ class _Rows:
 
 
 # By who writes the events: parties are looked up each time, and a process may have several runs.
-_rows: weakref.WeakKeyDictionary[Any, _Rows] = weakref.WeakKeyDictionary()
-_rows_lock = threading.Lock()
+_streaks: weakref.WeakKeyDictionary[Any, _Streaks] = weakref.WeakKeyDictionary()
+_streaks_lock = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Doubted:
     def name(self, odd: Sequence[str], what: str, why: str) -> None:
         """Says in the log and in an event which parties do not count.
 
-        Called each time, also where all count. A party is named once for a row of such times.
+        Called each time, also where all count. A party is named once in a streak of such times.
 
         Args:
             odd: the parties.
@@ -98,9 +98,9 @@ class Doubted:
             why: they do not count; the same each time that the same thing is looked at.
         """
         writer = getattr(self.write_event, "__self__", self.write_event)
-        with _rows_lock:
-            rows = _rows.setdefault(writer, _Rows())
-        told = rows.told(odd, what, why)
+        with _streaks_lock:
+            streaks = _streaks.setdefault(writer, _Streaks())
+        told = streaks.told(odd, what, why)
         if told:
             self.write_event("parties_differ", what=what, sites=told, reason=why)
         if odd:

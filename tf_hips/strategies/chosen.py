@@ -13,7 +13,7 @@ def chosen_compression(given: Compressor | str | None, run: configuration.Run) -
         ValueError, TypeError: what the script gives is no compression.
         ConfigError: what the configuration names is none, or is not what the script gives.
     """
-    own = None if given is None else resolve(given)
+    own = None if given is None else resolve(given, "compression")
     if run.compression is None:
         return own
     try:

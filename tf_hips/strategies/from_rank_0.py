@@ -15,7 +15,14 @@ import numpy as np
 import tensorflow as tf
 
 from tf_hips.comm import primitives
-from tf_hips.errors import NonFiniteError, PacketError, PeerError, ProtocolError, TfHipsError
+from tf_hips.errors import (
+    NonFiniteError,
+    PacketError,
+    PeerError,
+    ProtocolError,
+    TfHipsError,
+    ToleranceError,
+)
 from tf_hips.strategies.failures import Failures
 
 HEADER_BYTES = 1024
@@ -25,7 +32,8 @@ _PART_BYTES = 64 * 2**20
 Action = Callable[..., np.ndarray]
 
 _KINDS: dict[str, type[TfHipsError]] = {
-    kind.__name__: kind for kind in (NonFiniteError, PacketError, PeerError, ProtocolError)
+    kind.__name__: kind
+    for kind in (NonFiniteError, PacketError, PeerError, ProtocolError, ToleranceError)
 }
 
 

@@ -41,9 +41,7 @@ class GroupedStrategy(PartyStrategy):
             ProtocolError: parties do not vote in groups, or a loop counts local steps.
         """
         if self.groups is None:
-            raise ProtocolError(
-                "Only parties that vote have groups: `rule=tf_hips.robust.detox.Detox(...)`."
-            )
+            return super().sampling_seed(step)
         if self.loan is not None:
             raise ProtocolError(
                 "Seeds of groups are of steps that are rounds. Received: a strategy that serves a "

@@ -55,7 +55,7 @@ class Groups:
         self._seed = seed
         self.seats: Seats | None = None
         self.fixed: int | None = None
-        if votes.is_fixed:
+        if votes.fixed:
             self.fixed = welcome.first_group
         elif workers > 1:
             raise ConfigError(

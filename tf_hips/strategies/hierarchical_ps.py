@@ -106,12 +106,12 @@ class HierarchicalPS(ConnectedStrategy):
     def __init__(
         self,
         compression: Compressor | str | None = None,
+        *,
         downlink: Compressor | str | None = _SAME,
         local_compression: Compressor | str | None = None,
         intra: str | None = None,
         nonfinite: str = "raise",
         config: configuration.Run | None = None,
-        *,
         plan: Plan | str | Path | None = None,
         topology: str | None = None,
         comp_threshold: int = 0,
@@ -162,13 +162,13 @@ class HierarchicalPS(ConnectedStrategy):
         is_single = chosen_intra(intra, config) == "ps"
         self._up = chosen_compression(compression, config) or algorithms.fp32()
         check_makes_packets(self._up, "compression", may_be_mixed=True)
-        self._down = (
-            self._up.for_sums if downlink == _SAME else check_for_sums(_compressor(downlink))
-        )
+        self._down = self._up.for_sums if downlink == _SAME else check_for_sums(_downlink(downlink))
         check_makes_packets(self._down, "downlink", may_be_mixed=True)
         wanted = chosen_rule(rule_of_both(rule, robust_global), config)
         self._robust_local = chosen_local(robust_local, config, has_servers=is_single)
-        local = None if local_compression is None else resolve(local_compression)
+        local = (
+            None if local_compression is None else resolve(local_compression, "local_compression")
+        )
         if is_single:
             if plan is not None or topology is not None or comp_threshold:
                 raise ValueError(
@@ -323,6 +323,10 @@ class HierarchicalPS(ConnectedStrategy):
         if self.above is not None:
             facts["above"] = self.above.text
         return facts
+
+    def _settings(self) -> dict[str, Any]:
+        chosen = {"compression": self._up, "downlink": self._down, "rule": self.rule}
+        return {**chosen, **super()._settings()}
 
     def _has_kept_rule(self) -> bool:
         is_above = self.above is not None and self.above.has_state  # at the party's server
@@ -538,7 +542,5 @@ class HierarchicalPS(ConnectedStrategy):
         return weight_of(self.rule, self.welcome)
 
 
-def _compressor(value: Compressor | str | None) -> Compressor:
-    if value is None:
-        return algorithms.fp32()
-    return resolve(value)
+def _downlink(value: Compressor | str | None) -> Compressor:
+    return algorithms.fp32() if value is None else resolve(value, "downlink")

@@ -37,7 +37,7 @@ _OF_THE_SENDER = ("residual", "state", "uplink_")
 
 
 def member(strategy: "PartyStrategy", level: str) -> tuple[int, int]:
-    """Of what a row of a loop with such a level is that of a worker: its number, and how many.
+    """Index of the member whose row is this worker's, and how many members a loop has.
 
     Args:
         strategy: of the worker.

@@ -274,7 +274,10 @@ def _check_scale(up: Compressor, attack: Attack, sizes: Sequence[int] | None = N
 
 
 def _row(strategy: "PartyStrategy", level: str | None) -> tuple[int, int]:
-    """Of what a row is that of this worker: its number, and how many; without a loop a worker."""
+    """Index of the member whose row is this worker's, and how many members there are.
+
+    Without a loop each worker is one.
+    """
     if level is not None:
         return member(strategy, level)
     welcome = strategy.welcome

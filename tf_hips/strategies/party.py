@@ -42,6 +42,7 @@ from tf_hips.ps.rules import UpdateRule
 from tf_hips.ps.shards import Connection
 from tf_hips.ps.welcome import Welcome
 from tf_hips.strategies import hooks
+from tf_hips.strategies.alone import Alone
 from tf_hips.strategies.base import Extended, Strategy, device
 from tf_hips.strategies.beginning import EAGER_STEP, Beginning
 from tf_hips.strategies.failures import Failures
@@ -65,7 +66,7 @@ _INFERENCE_STEPS = ("test_step", "one_step_on_data")
 _NOT_CONVERTED = {"do_not_convert": True}  # the mark that AutoGraph looks for
 
 
-class PartyStrategy(Strategy, Party):
+class PartyStrategy(Alone, Strategy, Party):
     """One replica per process, gradients summed over a party; base of the public strategies.
 
     What begins without an underscore and is not in docs/api.md is for tf_hips itself: for loops,
@@ -95,7 +96,6 @@ class PartyStrategy(Strategy, Party):
     is_robust = False
     loan: Loan | None = None
     backups: Backups | None = None
-    _is_closed = False  # it has left its run
 
     def __init__(self, nonfinite: str, run: configuration.Run | None) -> None:
         """Starts Horovod.
@@ -149,7 +149,7 @@ class PartyStrategy(Strategy, Party):
         return self.global_rank, primitives.size()
 
     def _row_group(self) -> tuple[int, int]:
-        """The same of rows that are not trained on, of which none may be left out or come twice."""
+        """Like `sample_group`, for evaluation: every row comes exactly once."""
         return self.sample_group()
 
     def noise_group(self) -> tuple[int, int]:
@@ -236,14 +236,6 @@ class PartyStrategy(Strategy, Party):
     def _is_alone(self) -> bool:
         """Whether gradients of this worker are the sum already."""
         return primitives.size() == 1 or self._apart == WORKER
-
-    def _codecs(self) -> dict[str, Compressor | None]:
-        """How gradients are encoded, by the name of the argument that says so."""
-        return {}
-
-    def _way_facts(self) -> dict[str, Any]:
-        """What else decides about sums: JSON values by name, compared where state is restored."""
-        return {}
 
     def _counts_steps(self) -> bool:
         """Whether steps are numbered here, not by a server."""

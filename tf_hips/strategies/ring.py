@@ -54,9 +54,9 @@ class CompressedRing(PartyStrategy):
     def __init__(
         self,
         compression: Compressor | str | None = None,
+        *,
         nonfinite: str = "raise",
         config: configuration.Run | None = None,
-        *,
         plan: Plan | str | Path | None = None,
         topology: str | None = None,
         comp_threshold: int = 0,

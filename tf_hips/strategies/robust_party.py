@@ -16,17 +16,16 @@ from tf_hips.comm.robust_rows import check
 from tf_hips.comm.robust_sum import TOPOLOGIES, Tell, make_robust_reducer
 from tf_hips.comm.ways import PS
 from tf_hips.errors import ConfigError
+from tf_hips.ops import call_text
 from tf_hips.ops.algorithms import fp32
 from tf_hips.ops.compressor import Compressor
 from tf_hips.ops.native import derive_seed
+from tf_hips.ps import rules
 from tf_hips.robust import Aggregator
 from tf_hips.robust.codecs import why_not
 from tf_hips.strategies.gradients import Gradient, Summing
 from tf_hips.strategies.in_party import InParty
 from tf_hips.strategies.kept_plans import Keeper
-
-# What ranks do without a rule.
-_PLAIN = ("sum", "mean")
 
 
 def chosen_aggregator(given: Aggregator | str | None, run: config.Run) -> Aggregator | None:
@@ -40,14 +39,15 @@ def chosen_aggregator(given: Aggregator | str | None, run: config.Run) -> Aggreg
     """
     own = robust.parse(given) if isinstance(given, str) else given
     if own is not None and not isinstance(own, Aggregator):
-        raise TypeError(
-            "`robust` must be a rule such as `tf_hips.robust.median()`, or its text. Received: "
-            f"robust={given!r}"
+        raise call_text.wrong_kind(
+            "robust", "a rule such as `tf_hips.robust.median()`, or its text", given
         )
-    if run.rule in (None, *_PLAIN):
+    if run.rule is None:
         return own
     try:
-        named = robust.parse(str(run.rule))
+        if rules.parse(run.rule).is_plain:  # what ranks do without a rule
+            return own
+        named = robust.parse(run.rule)
     except ValueError as error:
         raise ConfigError(
             "`rule` of the run's configuration must be sum, mean or a robust rule without a "

@@ -34,7 +34,7 @@ def rule_of_both(
             "`robust_global` is a robust `rule`, so give one of them. Received: "
             f"robust_global={robust_global}, rule={rule}"
         )
-    if not rules.resolve(robust_global).is_robust:
+    if not rules.resolve(robust_global, "robust_global").is_robust:
         raise ValueError(
             "`robust_global` must be a robust rule, such as robust.krum(f=1), or begin with one. "
             f"Received: robust_global={robust_global}"
@@ -69,7 +69,7 @@ def chosen_local(
             "`robust_local` needs a run with servers: `tf-hips run --intra ps --robust-local`. "
             f"Received: robust_local={given} without an uplink"
         )
-    chosen = rules.resolve(given)
+    chosen = rules.resolve(given, "robust_local")
     if not chosen.is_robust or chosen.gives_steps or chosen.sketch is not None:
         raise ValueError(
             "`robust_local` must be a robust rule alone, such as robust.krum(f=1): what is made of "

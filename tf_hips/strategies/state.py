@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
+from tf_hips.callbacks.changes import changes
 from tf_hips.comm import primitives
 from tf_hips.errors import ProtocolError
 from tf_hips.strategies.kept_plans import KeptPlans
@@ -329,7 +330,7 @@ class _Facts(tf.train.experimental.PythonState):
             ProtocolError: they differ.
         """
         saved, current = json.loads(string_value), self._facts()
-        told = differences(saved, current)
+        told = changes(current, saved, " when the state was saved")
         if told:
             raise ProtocolError(
                 "The state of a strategy must be restored where it was saved. Received: "
@@ -348,16 +349,6 @@ def _plans_of(lists: tf.Module) -> dict[str, str]:
         for name, value in sorted(vars(lists).items())
         if isinstance(value, _ListState) and value.plan is not None
     }
-
-
-def differences(saved: dict[str, Any], current: dict[str, Any]) -> list[str]:
-    """What differs between two sets of facts, in words."""
-    return [
-        f"{name} is {current.get(name, 'not known')} and was {saved.get(name, 'not known')} when "
-        "the state was saved"
-        for name in sorted({*saved, *current})
-        if saved.get(name) != current.get(name)
-    ]
 
 
 def _belongs(first: weakref.ref[tf.Variable], model: keras.Model) -> bool:

@@ -158,7 +158,7 @@ class Robust:
                 group_size=self.group_size or GROUP_SIZE,
                 worker_fail=self.worker_fail,
                 bucket_size=self.bucket_size,
-                is_fixed=self.fixed_groups,
+                fixed=self.fixed_groups,
             )
             if self._approach == "baseline":
                 return chosen  # groups of one are groups, too: nothing else has none

@@ -183,9 +183,7 @@ class Crowd:
     def _aggregated(self, found: np.ndarray, number: np.int64) -> np.ndarray:
         """What all come to in step `number`, of the gradients of all seats."""
         step = int(number)
-        groups = detox.groups(
-            self.workers, self._rule.r, self._seed, step, is_fixed=self._rule.is_fixed
-        )
+        groups = detox.groups(self.workers, self._rule.r, self._seed, step, fixed=self._rule.fixed)
         rows: Any = found
         if self._rule.r > 1:
             rows = np.empty((self.workers, found.shape[1]), np.float32)

@@ -157,7 +157,7 @@ def parties_of(
             raise ConfigError(
                 f"The rule of a server: {error}; without one, --simulated-workers N has all rules"
             ) from error
-    return tf_hips.HierarchicalPS(settings.compression, downlink, config=run, rule=rule)
+    return tf_hips.HierarchicalPS(settings.compression, downlink=downlink, config=run, rule=rule)
 
 
 def _rule_over_ranks(settings: Training, run: config.Run) -> str | None:

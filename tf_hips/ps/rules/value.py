@@ -247,6 +247,11 @@ class UpdateRule:
         return self.is_robust or self._kind.merges == MEAN
 
     @property
+    def is_plain(self) -> bool:
+        """Whether it is a sum or a mean, and nothing before or behind it."""
+        return self.name in (SUM, MEAN) and not self.is_robust
+
+    @property
     def robust(self) -> Aggregator | None:
         """What merges where some children may lie; None: a sum or a mean."""
         if self._kind.merges == ROBUST:
@@ -299,7 +304,7 @@ class UpdateRule:
         """The value of a parameter, or `other` for one that this rule does not have."""
         return dict(self.params).get(name, other)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return self.text
 
     @property
@@ -388,17 +393,28 @@ def parse(text: str) -> UpdateRule:
         raise ValueError(str(error)) from error
 
 
-def resolve(value: UpdateRule | Aggregator | Sketched | Detox | str) -> UpdateRule:
+def resolve(
+    value: UpdateRule | Aggregator | Sketched | Detox | str, name: str = "rule"
+) -> UpdateRule:
     """The rule that a user gave: a value, a robust one included, or its text.
 
+    Args:
+        value: what was given.
+        name: of the argument, for the message.
+
     Raises:
-        ValueError, TypeError: as for `parse`.
+        ValueError: as for `parse`.
+        TypeError: it is neither.
     """
     if isinstance(value, Aggregator | Sketched):
         return parse(value.text)
     if isinstance(value, Detox):
         return dataclasses.replace(parse(value.then.text), votes=Votes.of(value))
-    return value if isinstance(value, UpdateRule) else parse(value)
+    if isinstance(value, UpdateRule):
+        return value
+    if not isinstance(value, str):
+        raise call_text.wrong_kind(name, "a rule such as robust.krum(f=1), or its text", value)
+    return parse(value)
 
 
 def _named(part: str) -> str:

@@ -15,24 +15,22 @@ from tf_hips.errors import ToleranceError
 from tf_hips.ops import call_text
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops.registry import Parameter
-from tf_hips.robust import Aggregator
+from tf_hips.robust import Aggregator, detox
 from tf_hips.robust.detox import Detox, check_compressor
 from tf_hips.robust.value import AUTO
 
-NAME = "detox"
+NAME, DIGEST, TOLERANT = detox.NAME, detox.DIGEST, detox.TOLERANT
 _HEAD = re.compile(r"\s*detox\s*(?:\(([^()]*)\)\s*)?", re.ASCII)
 _MAX_GROUPS = 1024
-DIGEST, EXACT, TOLERANT = "digest", "exact", "tolerant"
-_KINDS = (DIGEST, EXACT, TOLERANT)
 _YES_OR_NO = (("False", 0), ("True", 1))
 _KNOWN = {
     one.name: one
     for one in (
         Parameter("r", 3, 1, _MAX_GROUPS),
-        Parameter("vote", 0, 0, 2, words=tuple((one, k) for k, one in enumerate(_KINDS))),
+        Parameter("vote", 0, 0, 2, words=tuple((one, k) for k, one in enumerate(detox.VOTES))),
         Parameter("buckets", 0, 0, _MAX_GROUPS),
         Parameter("fixed", 0, 0, 1, words=_YES_OR_NO),
-        Parameter("epsilon", 1e-4, 1e-7, 0.5),
+        detox.EPSILON,
         Parameter("q", AUTO, 0, _MAX_GROUPS, words=(("auto", AUTO),)),
         Parameter("full", 0, 0, 1, words=_YES_OR_NO),
     )
@@ -51,10 +49,10 @@ class Votes:
     r: int = 3
     vote: str = DIGEST
     buckets: int = 0
-    is_fixed: bool = False
+    fixed: bool = False
     epsilon: float = 1e-4
     q: int | None = None
-    is_full: bool = False
+    full: bool = False
 
     def __post_init__(self) -> None:
         said = {"r": self.r, "buckets": self.buckets, "epsilon": self.epsilon}
@@ -66,24 +64,15 @@ class Votes:
             _KNOWN["q"].checked(self.q)
 
     @classmethod
-    def of(cls, detox: Detox) -> "Votes":
+    def of(cls, value: Detox) -> "Votes":
         """Those of a value of `robust.detox`, without its rule."""
-        epsilon = detox.epsilon if detox.vote == TOLERANT else cls.epsilon
-        return cls(
-            *(detox.r, detox.vote, detox.buckets, detox.is_fixed, epsilon, detox.q, detox.is_full)
-        )
+        epsilon = value.epsilon if value.vote == TOLERANT else cls.epsilon
+        return cls(*(value.r, value.vote, value.buckets, value.fixed, epsilon, value.q, value.full))
 
     @property
     def text(self) -> str:
         """The text that `parse` reads."""
-        told = f"r={self.r}, vote={self.vote}, buckets={self.buckets}, fixed={self.is_fixed}"
-        if self.vote == TOLERANT:
-            told += f", epsilon={_KNOWN['epsilon'].shown(self.epsilon)}"
-        if self.q is not None:
-            told += f", q={self.q}"
-        if self.is_full:
-            told += ", full=True"
-        return f"{NAME}({told})"
+        return detox.head(self)
 
     @property
     def is_by_digest(self) -> bool:
@@ -93,8 +82,8 @@ class Votes:
     def with_rule(self, then: Aggregator) -> Detox:
         """The value of `robust.detox` with a rule behind it."""
         return Detox(
-            *(self.r, then, self.vote, self.buckets, self.is_fixed),
-            *(self.epsilon, self.q, self.is_full),
+            *(self.r, then, self.vote, self.buckets, self.fixed),
+            *(self.epsilon, self.q, self.full),
         )
 
     def num_groups(self, children: int) -> int:
@@ -127,7 +116,7 @@ def split(text: str) -> tuple[Votes | None, str]:
         raise ValueError(str(error)) from error
     votes = Votes(
         int(values["r"]),
-        _KINDS[int(values["vote"])],
+        detox.VOTES[int(values["vote"])],
         int(values["buckets"]),
         bool(values["fixed"]),
         float(values["epsilon"]),

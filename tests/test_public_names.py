@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of `tf_hips` are the same to a program, to `dir` and to a type checker."""
+
+import ast
+import importlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tf_hips
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def seen_by_checkers() -> dict[str, str]:
+    """The module of each name that `if TYPE_CHECKING:` imports."""
+    tree = ast.parse((ROOT / "tf_hips/__init__.py").read_text(encoding="utf-8"))
+    block = next(
+        one for one in tree.body if isinstance(one, ast.If) and isinstance(one.test, ast.Name)
+    )
+    assert all(isinstance(one, ast.ImportFrom) for one in block.body)
+    return {name.name: one.module for one in block.body for name in one.names}
+
+
+def test_all_lists_name_the_same() -> None:
+    homes = dict(tf_hips._HOMES) | dict.fromkeys(tf_hips._MODULES, "tf_hips")
+    assert seen_by_checkers() == homes
+    assert {*tf_hips.__all__} == {*homes, "__version__"} == {*dir(tf_hips)}
+    assert [*tf_hips._HOMES] == sorted(tf_hips._HOMES)
+
+
+@pytest.mark.tf
+def test_every_name_is_there() -> None:
+    for name in tf_hips.__all__:
+        value = getattr(tf_hips, name)
+        if name in tf_hips._HOMES:
+            assert value is getattr(importlib.import_module(tf_hips._HOMES[name]), name)
+    with pytest.raises(AttributeError, match="no attribute 'onebitt'"):
+        _ = tf_hips.onebitt
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(300)
+def test_a_type_checker_sees_types(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import tf_hips\n"
+        "reveal_type(tf_hips.error_feedback(tf_hips.onebit()))\n"
+        "reveal_type(tf_hips.robust.median(f=1))\n"
+        "reveal_type(tf_hips.config.role())\n"
+        "reveal_type(tf_hips.HierarchicalPS('onebit').global_rank)\n"
+        "tf_hips.onebitt()\n"
+        "tf_hips.topk('much')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", f"--config-file={ROOT / 'pyproject.toml'}", script],
+        cwd=ROOT,  # where its cache is
+        env={**os.environ, "MYPYPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    told = re.findall(r"script.py:\d+: (?:note: Revealed type is|error:) (.*)", done.stdout)
+    assert told == [
+        '"tf_hips.ops.compressor.Compressor"',
+        '"tf_hips.robust.aggregator.Aggregator"',
+        '"str"',
+        '"int"',
+        'Module has no attribute "onebitt"; maybe "onebit"?  [attr-defined]',
+        'Argument 1 to "topk" has incompatible type "str"; expected "float"  [arg-type]',
+    ], done.stdout + done.stderr

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What scripts ask of every strategy, as it is for one without a server.
+
+So a script changes its strategy by one line, and nothing else of it.
+"""
+
+from typing import Any
+
+import tensorflow as tf
+
+from tf_hips import log
+from tf_hips.errors import ProtocolError
+from tf_hips.ops.compressor import Compressor
+
+
+class Alone:
+    """Names that mean more where there is a server; of a strategy."""
+
+    events: log.EventLog
+    _nonfinite: str
+    _is_closed = False  # it has left its run
+
+    def close(self, reason: str | None = None) -> None:
+        """Leaves the run: nothing more is written to its log. Later calls do nothing.
+
+        Args:
+            reason: why, for other parties; here there are none.
+        """
+        del reason
+        self._is_closed = True
+        self.events.close()
+
+    @property
+    def seconds_in_rounds(self) -> float:
+        """Seconds that rounds with other parties have taken so far: none."""
+        return 0.0
+
+    def sampling_seed(self, step: Any = None) -> tf.Tensor:
+        """The seed of this worker's group in a step, where parties vote in groups.
+
+        Args:
+            step: the number of the step.
+
+        Raises:
+            ProtocolError: they do not.
+        """
+        del step
+        raise ProtocolError(
+            "Only parties that vote have groups: "
+            "`HierarchicalPS(rule=tf_hips.robust.detox.Detox(...))` with a server. "
+            f"Received: {self!r}"
+        )
+
+    def _codecs(self) -> dict[str, Compressor | None]:
+        """How gradients are encoded, by the name of the argument that says so."""
+        return {}
+
+    def _way_facts(self) -> dict[str, Any]:
+        """What else decides about sums: JSON values by name, compared where state is restored."""
+        return {}
+
+    def _settings(self) -> dict[str, Any]:
+        """What was chosen, by name: for `repr`."""
+        return {**self._codecs(), **self._way_facts(), "nonfinite": self._nonfinite}
+
+    def __repr__(self) -> str:
+        told = self._settings()
+        return f"<{type(self).__name__}: {', '.join(f'{name}={told[name]}' for name in told)}>"
