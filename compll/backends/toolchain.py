@@ -17,6 +17,8 @@ FLAGS = (
     # Vector code needs selections. Threaded jumps make branches of them; so does arithmetic that
     # may trap, which is moved to where its result is chosen. No number depends on either.
     *("-fno-thread-jumps", "-fno-trapping-math"),
+    # A square root that may set errno is a call for each element; nobody looks at errno of one.
+    "-fno-math-errno",
 )
 # Arithmetic as on a CPU: no fused multiply-add, denormals kept, all rounded to nearest.
 # Code for A100 and H100, and PTX for what is newer.

@@ -56,6 +56,8 @@ _FLAGS = (
     # Vector code needs selections. Threaded jumps make branches of them; so does arithmetic that
     # may trap, which is moved to where its result is chosen. No number depends on either.
     *("-fno-thread-jumps", "-fno-trapping-math"),
+    # A square root that may set errno is a call for each element; nobody looks at errno of one.
+    "-fno-math-errno",
 )
 # What Linux calls the instructions of x86-64-v3 and -v4, and how compilers are told of them.
 _V3 = "avx2 bmi1 bmi2 f16c fma movbe abm"
