@@ -6,7 +6,7 @@ parser understood only if the parser understood everything.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from compll import specification
@@ -160,6 +160,7 @@ def write(
     if "cpp" in targets or "cuda" in targets:
         files["Makefile"] = makefile.TEXT
     _check_ours(folder / name for name in (*files, *left_out))
+    _check_operations(folder, files)
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         (folder / name).write_text(content, encoding="ascii")
@@ -232,6 +233,27 @@ def _check_distinct(specs: Sequence[Specification], programs: Sequence[nodes.Pro
             if value in seen:
                 raise ValueError(f"{seen[value]} and {spec.shown} would both {what.format(value)}")
             seen[value] = spec.shown
+
+
+def _check_operations(folder: Path, files: Mapping[str, str]) -> None:
+    """Raises ValueError if what lies in a folder registers operations of files to be written."""
+    made = {name: text for name, text in files.items() if name.endswith(".tf.cc")}
+    for other in sorted(folder.glob("*.tf.cc")) if made else ():
+        if other.name in files:
+            continue
+        theirs = _operations(other.read_text(encoding="utf-8", errors="replace"))
+        for name, text in made.items():
+            for operation in sorted(theirs & _operations(text)):
+                raise ValueError(
+                    f"{name} and {other} would both register operations such as {operation}, and "
+                    "a process that loads both would have neither. Remove one, or rename its "
+                    "functions"
+                )
+
+
+def _operations(text: str) -> set[str]:
+    """The operations that a NAME.tf.cc registers."""
+    return set(re.findall(r"^REGISTER_OP\(.*\"(.*)\"\)$", text, re.MULTILINE))
 
 
 def generate(program: nodes.Program) -> dict[str, str]:

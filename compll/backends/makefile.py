@@ -67,7 +67,8 @@ $(OBJECTS): objects/%.o: $(OURS)/tf_hips/cc/%.cc $(HEADERS)
 \t$(CXX) $(FLAGS) -c -I$(OURS) -o $@ $< $(TENSORFLOW)
 
 $(OPERATIONS): %_ops.so: %.codec.cc %.tf.cc $(OBJECTS)
-\t$(CXX) $(FLAGS) -shared -I$(OURS) -o $@ $^ $(TENSORFLOW) -pthread
+\t$(CXX) $(FLAGS) -shared '-DTF_HIPS_OPERATIONS="Compll>"' -I$(OURS) -o $@ $^ $(TENSORFLOW) \\
+\t  -pthread
 """
 """The same for all codecs and targets."""
 

@@ -208,7 +208,7 @@ def test_a_gradient_that_nothing_reads_is_no_warning(tmp_path):
 @pytest.mark.timeout(400)
 def test_the_makefile_builds_tensorflow_operations(tmp_path):
     file = tmp_path / "elsewhere.pse"
-    file.write_text(TERNGRAD.read_text().replace("TernGrad", "Elsewhere"))
+    file.write_text(f"// Another one.\n{TERNGRAD.read_text()}")  # has the X of a built-in codec
     assert main(["gen", str(file), "-o", str(tmp_path)]) == 0
     done = subprocess.run(
         ["make", "-C", str(tmp_path), "tensorflow", f"PYTHON={sys.executable}"],
@@ -219,13 +219,16 @@ def test_the_makefile_builds_tensorflow_operations(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "warning" not in done.stderr
-    assert main(["gen", str(TERNGRAD), "-o", str(tmp_path)]) == 0
-    assert planned(tmp_path, "tensorflow", "TENSORFLOW=-Iflags") == ["terngrad_ops.so"]
+    assert main(["gen", str(SPECS / "fp32.pse"), "-o", str(tmp_path)]) == 0
+    assert planned(tmp_path, "tensorflow", "TENSORFLOW=-Iflags") == ["fp32_ops.so"]
     program = (
         "import sys, tensorflow as tf\n"
+        "from tf_hips.ops import library\n"
+        "ours = library.ops(tf)\n"
         "ops = tf.load_op_library(sys.argv[1])\n"
         "x = tf.range(9, dtype=tf.float32)\n"
-        "packet = ops.tf_hips_elsewhere_encode(gradient=x, seed=2, step=0)\n"
+        "packet = ops.compll_tern_grad_encode(gradient=x, seed=2, step=0)\n"
+        "assert ours.tf_hips_tern_grad_encode(gradient=x, seed=2, step=0).shape == packet.shape\n"
         "print(packet.numpy().tobytes().hex())\n"
     )
     shown = subprocess.run(

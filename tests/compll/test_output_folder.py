@@ -43,3 +43,19 @@ def test_a_library_of_another_is_not_overwritten(tmp_path, capsys):
     assert gen(tmp_path, FP32, more=["--target", "cpp", "--build"]) == 1
     assert "fp32.so must be made by compll" in capsys.readouterr().err
     assert theirs.read_bytes() == b"mine"
+
+
+def test_codecs_with_the_same_operations_do_not_lie_in_one_folder(tmp_path, capsys):
+    other = tmp_path / "other.pse"
+    other.write_text(f"// The same X.\n{FP32.read_text()}")
+    folder = tmp_path / "out"
+    assert gen(folder, FP32) == 0
+    before = sorted(folder.iterdir())
+    assert gen(folder, other) == 1
+    assert "other.tf.cc and " in (told := capsys.readouterr().err)
+    assert "fp32.tf.cc would both register operations such as Fp32Decode" in told
+    assert sorted(folder.iterdir()) == before
+    assert gen(folder, other, more=["--target", "cpp"]) == 0  # without operations they may
+    assert gen(folder, FP32) == 0
+    text = (folder / "fp32.tf.cc").read_text()
+    assert "TfHips>" not in text  # that of the built-in codec
