@@ -198,7 +198,7 @@ def test_a_gradient_that_nothing_reads_is_no_warning(tmp_path):
     file = tmp_path / "unread.codec.cc"
     file.write_text(source)
     flags = ("-Wall", "-Wextra", "-fsyntax-only", "-DTF_HIPS_NO_CLONES", "-I", str(ROOT))
-    command = (toolchain.compiler(), *toolchain.FLAGS, *flags, str(file))
+    command = (*toolchain.compiler(), *toolchain.FLAGS, *flags, str(file))
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
 

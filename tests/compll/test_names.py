@@ -132,7 +132,7 @@ def test_any_name_is_good_in_cpp(is_parameter):
         assert text is not None
         source = compll.generate(compll.compile_text(text, "foo"))["foo.codec.cc"]
         done = subprocess.run(
-            [compiler(), "-fsyntax-only", "-std=c++17", f"-I{include_folder()}", "-x", "c++", "-"],
+            [*compiler(), "-fsyntax-only", "-std=c++17", f"-I{include_folder()}", "-x", "c++", "-"],
             input=source.encode(),
             capture_output=True,
             timeout=60,
