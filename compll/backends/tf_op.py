@@ -127,9 +127,10 @@ def _emit_op(op: _Op, program: nodes.Program, getter: str, lines: Lines) -> None
 
 def _attr(param: nodes.Param) -> str:
     """A parameter as an attribute; TensorFlow checks lower bounds of integers, the kernel all."""
-    default = "" if param.default is None else f" = {double_literal(param.default)}"
     if param.var.type == FLOAT:
+        default = "" if param.default is None else f" = {double_literal(param.default)}"
         if default and "." not in default and "e" not in default:
             default += ".0"
         return f"{param.var.name}: float{default}"
+    default = "" if param.default is None else f" = {int(param.default)}"
     return f"{param.var.name}: int >= {int(param.low)}{default}"

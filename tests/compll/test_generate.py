@@ -241,3 +241,17 @@ def test_the_makefile_builds_tensorflow_operations(tmp_path):
     reference = compll.Reference(compll.compile_spec(file))
     packet = reference.encode(np.arange(9, dtype=np.float32), seed=2)
     assert shown.stdout.split()[-1] == packet.tobytes().hex()
+
+
+def test_defaults_of_attributes_are_of_their_kind():
+    text = """
+param Wide { int k = 9007199254740992; int m = -9007199254740992; float f = 9007199254740992; }
+void WideEncode(float* gradient, uint8* out, int k, int m, float f) {
+    float s = k * f + m;
+    out = concat(s, gradient);
+}
+"""
+    made = compll.generate(compll.compile_text(text, "wide"))["wide.tf.cc"]
+    assert 'int >= -9007199254740992 = 9007199254740992"' in made
+    assert 'int >= -9007199254740992 = -9007199254740992"' in made
+    assert '.Attr("f: float = 9007199254740992.0")' in made
