@@ -140,6 +140,11 @@ def test_any_name_is_good_in_cpp(is_parameter):
         assert done.returncode == 0, done.stderr.decode()[:2000]
 
 
+def test_what_nvcc_declares_itself_is_renamed():
+    """No header of ours says so, and the emulation in the tests has other means."""
+    assert {"threadIdx", "blockIdx", "blockDim", "gridDim", "warpSize"} <= RESERVED
+
+
 def test_names_that_are_as_good_in_cpp_stay():
     assert not is_reserved("mean") and not is_reserved("x") and not is_reserved("min")
     program = compll.compile_text((SPECS / "onebit.pse").read_text(), "onebit")
