@@ -278,9 +278,11 @@ def cuda_table(name: str, architectures: Sequence[str] = ()) -> tuple[int | None
         entry = (
             _cache() / f"{stem}-{content}-{_tools((nvcc, *architectures), (nvcc,))}.cuda{LIBRARY}"
         )
-        with _lock, _turn(entry.with_suffix(".lock")):
+        with _lock:
             if not loaded.is_whole(entry):
-                _make_cuda(entry, source, nvcc, architectures)
+                with _turn(entry.with_suffix(".lock")):
+                    if not loaded.is_whole(entry):  # else another process has made it
+                        _make_cuda(entry, source, nvcc, architectures)
             getter = ctypes.CDLL(str(entry.absolute()))[f"tf_hips_cuda_codec_{stem}"]
     except (errors.SpecificationError, errors.LibraryError, OSError) as error:
         return None, str(error)
