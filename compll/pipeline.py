@@ -161,6 +161,7 @@ def write(
         files["Makefile"] = makefile.TEXT
     _check_ours(folder / name for name in (*files, *left_out))
     _check_operations(folder, files)
+    _check_libraries(folder, files)
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         (folder / name).write_text(content, encoding="ascii")
@@ -248,6 +249,20 @@ def _check_operations(folder: Path, files: Mapping[str, str]) -> None:
                     f"{name} and {other} would both register operations such as {operation}, and "
                     "a process that loads both would have neither. Remove one, or rename its "
                     "functions"
+                )
+
+
+def _check_libraries(folder: Path, files: Iterable[str]) -> None:
+    """Raises ValueError if the Makefile would build two things under one name."""
+    there = [*files, *(path.name for path in folder.glob("*"))]
+    ends = (".codec.cc", ".cu")
+    codecs = {name.removesuffix(end) for name in there for end in ends if name.endswith(end)}
+    for name in sorted(codecs):
+        for end in ("_ops", "_cuda"):
+            if f"{name}{end}" in codecs and "Makefile" in files:
+                raise ValueError(
+                    f"{name} and {name}{end} would both be built to {name}{end}.so: rename one, or "
+                    "choose another folder"
                 )
 
 
