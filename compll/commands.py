@@ -245,6 +245,7 @@ def _run(options: argparse.Namespace) -> None:
     codec = _codec(program, _values(options.values), options.backend)
     data = _load(options.input)
     key = {name: value for name in _KEY if (value := getattr(options, name)) is not None}
+    result: npt.NDArray[Any]
     results: list[tuple[str, npt.NDArray[Any]]]
     if isinstance(functions[options.function], nodes.Encode):
         if options.size is not None:
