@@ -6,6 +6,8 @@ misspelt), never a traceback: one comes only from a fault of the compiler.
 """
 
 import argparse
+import contextlib
+import os
 import sys
 import tokenize
 from collections.abc import Callable, Sequence
@@ -244,6 +246,7 @@ def _run(options: argparse.Namespace) -> None:
     data = _load(options.input)
     key = {name: value for name in _KEY if (value := getattr(options, name)) is not None}
     result: npt.NDArray[Any]
+    results: list[tuple[str, npt.NDArray[Any]]]
     if isinstance(functions[options.function], nodes.Encode):
         if options.size is not None:
             raise CommandError(
@@ -252,12 +255,12 @@ def _run(options: argparse.Namespace) -> None:
         gradient = _with_residual(codec, _vector(data, np.float32, options.input), options)
         state = _state(codec, gradient.size, options)
         result = codec.encode(gradient, **key, state=state)
+        results = [(options.output, result)]
         if options.new_residual is not None:
-            with Path(options.new_residual).open("wb") as file:
-                np.save(file, _dropped(gradient, codec.decode(result, gradient.size)))
+            rest = _dropped(gradient, codec.decode(result, gradient.size))
+            results.append((options.new_residual, rest))
         if state is not None and options.new_state is not None:
-            with Path(options.new_state).open("wb") as file:
-                np.save(file, state)
+            results.append((options.new_state, state))
     else:
         if options.state is not None or options.new_state is not None:
             raise CommandError("`--state` and `--new-state` are for encoding only")
@@ -272,8 +275,30 @@ def _run(options: argparse.Namespace) -> None:
                 f"`--size` must be the number of elements to decode. Received: {shown}"
             )
         result = codec.decode(_vector(data, np.uint8, options.input), options.size)
-    with Path(options.output).open("wb") as file:
-        np.save(file, result)
+        results = [(options.output, result)]
+    _save(results)
+
+
+def _save(results: Sequence[tuple[str, npt.NDArray[Any]]]) -> None:
+    """Writes all files, or none where one cannot be: what is kept belongs to a packet."""
+    with contextlib.ExitStack() as stack:
+        asides = []
+        for number, (name, values) in enumerate(results):
+            path = aside = Path(name)
+            is_device = name.startswith("/dev/")  # such as a file behind /dev/stdout
+            if not is_device and (path.is_file() or not path.exists()):  # no pipe and no folder
+                path = Path(os.path.realpath(name))
+                aside = path.with_name(f".{path.name}.{os.getpid()}.{number}")
+                stack.callback(aside.unlink, missing_ok=True)
+            try:
+                with aside.open("wb") as file:
+                    np.save(file, values)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror or str(error), name) from error
+            asides.append((aside, path))
+        for aside, path in asides:
+            if aside != path:
+                aside.replace(path)
 
 
 def _with_residual(

@@ -64,6 +64,7 @@ take_tile take_values taken top top_k_alone top_k_count top_k_gather top_k_pack 
 top_k_scan top_k_write trimmed_mean unless unpack_groups unpack_many_words unpack_stream unpack_wide
 unpack_words used value_of within_groups write_chosen write_line write_prefix write_staged
 write_until xor_all cudaGetErrorString error_text last_error word_of
+threadIdx blockIdx blockDim gridDim warpSize
 """
 RESERVED = frozenset((_KEYWORDS + _OWN + _RUNTIME).split())
 # Types, constants and macros of the runtime and of C begin with capitals or k, or end in _t; digits

@@ -31,6 +31,7 @@ PYTHON ?= python3
 CXX ?= g++
 NVCC ?= nvcc
 OURS := $(shell $(PYTHON) -m compll includes)
+$(if $(OURS),,$(error `$(PYTHON) -m compll includes` must name a folder: set PYTHON))
 FLAGS := {_COMPILE}
 CUDA_FLAGS := {" ".join(NVCC_FLAGS)}
 
@@ -38,23 +39,24 @@ CODECS := $(patsubst %.codec.cc,%.so,$(wildcard *.codec.cc))
 KERNELS := $(patsubst %.cu,%_cuda.so,$(wildcard *.cu))
 OPERATIONS := $(patsubst %.tf.cc,%_ops.so,$(wildcard *.tf.cc))
 include $(wildcard *.mk)
+# Of another version they are newer, and all is built again.
+HEADERS := $(foreach part,runtime tf cuda,$(wildcard $(OURS)/tf_hips/cc/$(part)/*.*h))
 
 .PHONY: all cuda tensorflow
 all: $(or $(CODECS),cuda)
 cuda: $(KERNELS)
 tensorflow: $(OPERATIONS)
 
-$(CODECS): %.so: %.codec.cc %.mk
+$(CODECS): %.so: %.codec.cc %.mk $(HEADERS)
 \t$(CXX) $(FLAGS) -shared -DTF_HIPS_STANDALONE_CODEC '-DTF_HIPS_CODEC_ID="$(ID_$*)"' \\
-\t  -I$(OURS) -o $@ $<
+\t  '-I$(OURS)' -o $@ $<
 
-$(KERNELS): %_cuda.so: %.cu
-\t$(NVCC) $(CUDA_FLAGS) -shared -I$(OURS) -o $@ $< $(OURS)/tf_hips/cc/cuda/library.cu
+$(KERNELS): %_cuda.so: %.cu $(HEADERS)
+\t$(NVCC) $(CUDA_FLAGS) -shared '-I$(OURS)' -o $@ $< '$(OURS)/tf_hips/cc/cuda/library.cu'
 
 # What the operations of all codecs share is compiled once. TensorFlow is asked once, when its
 # flags are used for the first time; warnings about its headers are not ours to mend.
 GLUE := codec_kernels codec_shapes cuda_library gpu_kernels loaded_codecs
-HEADERS := $(foreach part,runtime tf cuda,$(wildcard $(OURS)/tf_hips/cc/$(part)/*.h))
 OBJECTS := $(GLUE:%=objects/tf/%.o) \\
   $(patsubst $(OURS)/tf_hips/cc/%.cc,objects/%.o,$(wildcard $(OURS)/tf_hips/cc/runtime/*.cc))
 ASK := from tensorflow import sysconfig as s; \\
@@ -64,10 +66,11 @@ TENSORFLOW = $(eval TENSORFLOW := $(shell $(PYTHON) -c '$(ASK)'))$(TENSORFLOW)
 
 $(OBJECTS): objects/%.o: $(OURS)/tf_hips/cc/%.cc $(HEADERS)
 \t@mkdir -p $(@D)
-\t$(CXX) $(FLAGS) -c -I$(OURS) -o $@ $< $(TENSORFLOW)
+\t$(CXX) $(FLAGS) -c '-I$(OURS)' -o $@ $< $(TENSORFLOW)
 
 $(OPERATIONS): %_ops.so: %.codec.cc %.tf.cc $(OBJECTS)
-\t$(CXX) $(FLAGS) -shared -I$(OURS) -o $@ $^ $(TENSORFLOW) -pthread
+\t$(CXX) $(FLAGS) -shared '-DTF_HIPS_OPERATIONS="Compll>"' '-I$(OURS)' -o $@ $^ $(TENSORFLOW) \\
+\t  -pthread
 """
 """The same for all codecs and targets."""
 

@@ -108,28 +108,29 @@ def emit(program: nodes.Program) -> str:
 
 
 def _emit_op(op: _Op, program: nodes.Program, getter: str, lines: Lines) -> None:
-    name = f"TfHips>{program.prefix}{op.suffix}"
-    lines.add("", f'REGISTER_OP("{name}")')
+    name = f'TF_HIPS_OPERATIONS "{program.prefix}{op.suffix}"'
+    lines.add("", f"REGISTER_OP({name})")
     lines.add(*(f'    .Input("{item}")' for item in op.inputs))
     lines.add(*(f'    .Output("{item}")' for item in op.outputs))
     lines.add(*(f'    .Attr("{_attr(param)}")' for param in program.params))
     lines.add(*(f'    .Attr("{item}")' for item in op.attrs))
     lines.add(f"    .SetShapeFn(tf_hips::{op.suffix}Shape<{getter}>)")
     lines.add(f'    .Doc(R"doc({op.doc})doc");')
-    lines.add(f'REGISTER_KERNEL_BUILDER(Name("{name}").Device(tensorflow::DEVICE_CPU),')
+    lines.add(f"REGISTER_KERNEL_BUILDER(Name({name}).Device(tensorflow::DEVICE_CPU),")
     lines.add(f"                        tf_hips::{op.suffix}Op<{getter}>);")
     on_host = [item.partition(":")[0] for item in op.inputs if item in _ON_HOST]
     memory = "".join(f'.HostMemory("{item}")' for item in on_host)
-    lines.add(f'REGISTER_KERNEL_BUILDER(Name("{name}").Device(tensorflow::DEVICE_GPU){memory},')
+    lines.add(f"REGISTER_KERNEL_BUILDER(Name({name}).Device(tensorflow::DEVICE_GPU){memory},")
     lines.add(f"                        tf_hips::Gpu{op.suffix}Op<{getter}>);")
-    lines.add(f'TF_HIPS_REFUSE_XLA("{name}");')
+    lines.add(f"TF_HIPS_REFUSE_XLA({name});")
 
 
 def _attr(param: nodes.Param) -> str:
     """A parameter as an attribute; TensorFlow checks lower bounds of integers, the kernel all."""
-    default = "" if param.default is None else f" = {double_literal(param.default)}"
     if param.var.type == FLOAT:
+        default = "" if param.default is None else f" = {double_literal(param.default)}"
         if default and "." not in default and "e" not in default:
             default += ".0"
         return f"{param.var.name}: float{default}"
+    default = "" if param.default is None else f" = {int(param.default)}"
     return f"{param.var.name}: int >= {int(param.low)}{default}"

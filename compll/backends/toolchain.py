@@ -6,7 +6,9 @@ A library is written aside and renamed, so that a process that wants it never se
 
 import hashlib
 import os
+import shlex
 import shutil
+import struct
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -17,6 +19,8 @@ FLAGS = (
     # Vector code needs selections. Threaded jumps make branches of them; so does arithmetic that
     # may trap, which is moved to where its result is chosen. No number depends on either.
     *("-fno-thread-jumps", "-fno-trapping-math"),
+    # A square root that may set errno is a call for each element; nobody looks at errno of one.
+    "-fno-math-errno",
 )
 # Arithmetic as on a CPU: no fused multiply-add, denormals kept, all rounded to nearest.
 # Code for A100 and H100, and PTX for what is newer.
@@ -32,6 +36,9 @@ NVCC_FLAGS = (
     "-gencode=arch=compute_90,code=compute_90",
 )
 BUILD_DEADLINE_S = 300
+# The start of an ELF file of 64 bits: where the table of its sections lies, which linkers write
+# last, the size of an entry, and their number.
+_HEADER = struct.Struct("<40xQ10xHH2x")
 _SHOWN_CHARACTERS = 4000
 
 
@@ -49,16 +56,23 @@ def include_folder() -> Path:
     return folder
 
 
-def compiler() -> str:
-    """Path of the C++ compiler: the one that `CXX` names, else g++."""
-    wanted = os.environ.get("CXX") or "g++"
-    found = shutil.which(wanted)
+def compiler() -> tuple[str, ...]:
+    """The C++ compiler, its path first: what `CXX` says, else g++.
+
+    `CXX` may have arguments, as in "ccache g++" or "g++ -m64".
+    """
+    wanted = os.environ.get("CXX", "")
+    try:
+        first, *rest = shlex.split(wanted) or ["g++"]
+    except ValueError as error:
+        raise BuildError(f"`CXX` must be a command: {error}. Received: {wanted}") from error
+    found = shutil.which(first)
     if found is None:
         raise BuildError(
             "a C++17 compiler is needed: install g++ (apt-get install g++), or set CXX. "
-            f"Received: no {wanted}"
+            f"Received: no {first}"
         )
-    return found
+    return found, *rest
 
 
 def codec_id(name: str, specification: bytes) -> str:
@@ -82,7 +96,7 @@ def compile_codec(
         OSError: the output cannot be written.
     """
     told = f'-DTF_HIPS_CODEC_ID="{identity}"'
-    command = (compiler(), *FLAGS) if command is None else command
+    command = (*compiler(), *FLAGS) if command is None else command
     command = (*command, "-DTF_HIPS_STANDALONE_CODEC", told)
     _compile(source, f"{identity.partition('@')[0]}.codec.cc", output, command)
 
@@ -138,9 +152,44 @@ def _run(command: list[str], file_name: str) -> None:
 
 
 def cache_folder() -> Path:
-    """Where built codecs are kept: `compll` under XDG_CACHE_HOME, or under ~/.cache."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "compll"
+    """Where built codecs are kept: `compll` under XDG_CACHE_HOME, or under ~/.cache.
+
+    Raises:
+        BuildError: nothing says where a home is.
+    """
+    base = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "compll"
+    except RuntimeError as error:
+        raise BuildError(f"set XDG_CACHE_HOME to the folder of caches: {error}") from error
+
+
+def _cache() -> Path:
+    """The folder of the cache, made if it is missing."""
+    folder = cache_folder()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    held = folder.stat()
+    # What lies there is run by this process.
+    if held.st_mode & 0o002 or held.st_uid not in (os.geteuid(), 0):
+        raise BuildError(
+            f"the cache {folder} must be ours and closed to others: set XDG_CACHE_HOME. Received: "
+            f"mode {held.st_mode & 0o777:o}, owner {held.st_uid}"
+        )
+    return folder
+
+
+def is_whole(library: Path) -> bool:
+    """Whether a file is a library that was not cut off: to load one would end the process."""
+    try:
+        with library.open("rb") as file:
+            head = file.read(_HEADER.size)
+            size = file.seek(0, os.SEEK_END)
+    except OSError:
+        return False
+    if len(head) < _HEADER.size or not head.startswith(b"\x7fELF\x02\x01"):
+        return False
+    begin, each, number = _HEADER.unpack(head)
+    return bool(size >= begin + each * number)
 
 
 def build(source: str, name: str, flags: tuple[str, ...] = ()) -> Path:
@@ -150,15 +199,19 @@ def build(source: str, name: str, flags: tuple[str, ...] = ()) -> Path:
     runtime's headers, the compiler and its flags.
 
     Raises:
-        BuildError: no compiler is found (`CXX` names one), or it fails.
+        BuildError: no compiler is found (`CXX` names one), it fails, or others can write to the
+            cache.
+        OSError: the cache cannot be written.
     """
-    command = (compiler(), *FLAGS, *flags)
+    words = compiler()
+    command = (*words, *FLAGS, *flags)
     root = include_folder()
     digest = hashlib.sha256("\0".join([*command, str(root), source]).encode())
-    digest.update(str(Path(command[0]).stat().st_mtime_ns).encode())
+    for program in filter(None, map(shutil.which, words)):  # also what `ccache` runs
+        digest.update(str(Path(program).stat().st_mtime_ns).encode())
     for header in sorted((root / "tf_hips/cc/runtime").glob("*.h")):
         digest.update(header.read_bytes())
-    library = cache_folder() / f"{name}-{digest.hexdigest()[:24]}.so"
-    if not library.is_file():
+    library = _cache() / f"{name}-{digest.hexdigest()[:24]}.so"
+    if not is_whole(library):
         compile_codec(source, codec_id(name, source.encode()), library, command)
     return library

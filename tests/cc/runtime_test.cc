@@ -443,7 +443,7 @@ void Robust(int32_t n, int64_t d) {
   std::vector<double> squares(chunks * n), pairs(chunks * n * (n - 1) / 2, -1.0);
   for (int32_t rule = TF_HIPS_MEDIAN; rule <= TF_HIPS_NEAREST; ++rule) {
     const int32_t drop = rule == TF_HIPS_MEDIAN ? 0 : (n - 1) / 2;
-    CHECK(tf_hips_robust_coordinate(at.data(), n, d, nullptr, 0, rule, drop, out.data(),
+    CHECK(tf_hips_robust_coordinate(at.data(), n, d, nullptr, -7, rule, drop, out.data(),
                                     squares.data()) == 0);
     CHECK(out == rows[0]);
     std::fill(out.begin(), out.end(), -1.0f);

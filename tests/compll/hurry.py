@@ -23,7 +23,7 @@ def flags() -> tuple[str, ...]:
     Half of the time of a short program goes into reading them. They lie beside the codecs, under
     a name that changes with them; a compiler that cannot use them reads the text, which is there.
     """
-    command = (toolchain.compiler(), *toolchain.FLAGS, *FLAGS)
+    command = (*toolchain.compiler(), *toolchain.FLAGS, *FLAGS)
     root = toolchain.include_folder()
     text = "".join(f"#include {name}\n" for name in _HEADERS)
     text += "".join(f'#include "tf_hips/cc/runtime/{name}"\n' for name in _OURS)

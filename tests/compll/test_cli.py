@@ -80,6 +80,28 @@ def test_run_with_error_feedback(tmp_path, gradient, backend):
     assert np.isfinite(np.load(rest)).all()
 
 
+@pytest.mark.parametrize("unwritable", ["p.npy", "r.npy"])
+def test_a_residual_goes_on_only_with_its_packet(tmp_path, gradient, capsys, unwritable):
+    files = {name: tmp_path / name for name in ("p.npy", "r.npy")}
+    run = ["run", TERNGRAD, "TernGradEncode", "--in", gradient]
+    kept = ["--out", str(files["p.npy"]), "--new-residual", str(files["r.npy"])]
+    assert main([*run, *kept]) == 0
+    before = {name: file.read_bytes() for name, file in files.items()}
+    rest = str(files["r.npy"])
+    files[unwritable] = tmp_path / "no" / "folder"
+    kept = ["--out", str(files["p.npy"]), "--new-residual", str(files["r.npy"])]
+    assert main([*run, *kept, "--residual", rest, "--seed", "3"]) == 1
+    assert f"{files[unwritable]}: No such file" in capsys.readouterr().err
+    there = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert {name: there[name] for name in before} == before
+    assert set(there) == {*before, "x.npy"}  # nothing lies beside them
+    link = tmp_path / "link.npy"
+    link.symlink_to("p.npy")
+    assert main([*run, "--out", str(link), "--seed", "3"]) == 0
+    assert link.is_symlink() and (tmp_path / "p.npy").read_bytes() != before["p.npy"]
+    assert main([*run, "--out", "/dev/null"]) == 0
+
+
 @pytest.mark.parametrize(
     ("spec", "function", "lacks"),
     [(LISTING, "TernGradEncode", "a Decode"), (MOMENTUM, "MomentumEncode", "no `state` block")],

@@ -198,7 +198,7 @@ def test_a_gradient_that_nothing_reads_is_no_warning(tmp_path):
     file = tmp_path / "unread.codec.cc"
     file.write_text(source)
     flags = ("-Wall", "-Wextra", "-fsyntax-only", "-DTF_HIPS_NO_CLONES", "-I", str(ROOT))
-    command = (toolchain.compiler(), *toolchain.FLAGS, *flags, str(file))
+    command = (*toolchain.compiler(), *toolchain.FLAGS, *flags, str(file))
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -208,7 +208,7 @@ def test_a_gradient_that_nothing_reads_is_no_warning(tmp_path):
 @pytest.mark.timeout(400)
 def test_the_makefile_builds_tensorflow_operations(tmp_path):
     file = tmp_path / "elsewhere.pse"
-    file.write_text(TERNGRAD.read_text().replace("TernGrad", "Elsewhere"))
+    file.write_text(f"// Another one.\n{TERNGRAD.read_text()}")  # has the X of a built-in codec
     assert main(["gen", str(file), "-o", str(tmp_path)]) == 0
     done = subprocess.run(
         ["make", "-C", str(tmp_path), "tensorflow", f"PYTHON={sys.executable}"],
@@ -219,13 +219,16 @@ def test_the_makefile_builds_tensorflow_operations(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "warning" not in done.stderr
-    assert main(["gen", str(TERNGRAD), "-o", str(tmp_path)]) == 0
-    assert planned(tmp_path, "tensorflow", "TENSORFLOW=-Iflags") == ["terngrad_ops.so"]
+    assert main(["gen", str(SPECS / "fp32.pse"), "-o", str(tmp_path)]) == 0
+    assert planned(tmp_path, "tensorflow", "TENSORFLOW=-Iflags") == ["fp32_ops.so"]
     program = (
         "import sys, tensorflow as tf\n"
+        "from tf_hips.ops import library\n"
+        "ours = library.ops(tf)\n"
         "ops = tf.load_op_library(sys.argv[1])\n"
         "x = tf.range(9, dtype=tf.float32)\n"
-        "packet = ops.tf_hips_elsewhere_encode(gradient=x, seed=2, step=0)\n"
+        "packet = ops.compll_tern_grad_encode(gradient=x, seed=2, step=0)\n"
+        "assert ours.tf_hips_tern_grad_encode(gradient=x, seed=2, step=0).shape == packet.shape\n"
         "print(packet.numpy().tobytes().hex())\n"
     )
     shown = subprocess.run(
@@ -238,3 +241,17 @@ def test_the_makefile_builds_tensorflow_operations(tmp_path):
     reference = compll.Reference(compll.compile_spec(file))
     packet = reference.encode(np.arange(9, dtype=np.float32), seed=2)
     assert shown.stdout.split()[-1] == packet.tobytes().hex()
+
+
+def test_defaults_of_attributes_are_of_their_kind():
+    text = """
+param Wide { int k = 9007199254740992; int m = -9007199254740992; float f = 9007199254740992; }
+void WideEncode(float* gradient, uint8* out, int k, int m, float f) {
+    float s = k * f + m;
+    out = concat(s, gradient);
+}
+"""
+    made = compll.generate(compll.compile_text(text, "wide"))["wide.tf.cc"]
+    assert 'int >= -9007199254740992 = 9007199254740992"' in made
+    assert 'int >= -9007199254740992 = -9007199254740992"' in made
+    assert '.Attr("f: float = 9007199254740992.0")' in made

@@ -303,7 +303,7 @@ def test_a_state_need_not_be_read():
 
 def test_operations_take_and_give_the_state(program):
     text = tf_op.emit(program)
-    assert 'REGISTER_OP("TfHips>MomentumEncodeState")' in text
+    assert 'REGISTER_OP(TF_HIPS_OPERATIONS "MomentumEncodeState")' in text
     assert '.Input("state: float")' in text
     assert '.Output("new_state: float")' in text
     for absent in ('MomentumEncode"', "EncodeFeedback", "MergeEncode"):

@@ -271,3 +271,14 @@ def test_divergence_that_is_seen_is_divergence_that_is_known(compressor: Compres
 )
 def test_the_file_that_a_text_names(text: str, file: str | None) -> None:
     assert file_of(text) == file
+
+
+def test_what_is_made_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = Compressor("terngrad", (("bitwidth", 4),))
+    whole = Compressor("error_feedback", inner=inner)
+    monkeypatch.setattr("tf_hips.ops.compressor._MAX_TEXT", len(whole.text))
+    assert parse(Compressor("error_feedback", inner=inner).text) == whole
+    monkeypatch.setattr("tf_hips.ops.compressor._MAX_TEXT", len(whole.text) - 1)
+    shown = rf"at most {len(whole.text) - 1} characters: .* Received: {len(whole.text)}, 'error_"
+    with pytest.raises(ValueError, match=shown):
+        Compressor("error_feedback", inner=inner)

@@ -344,7 +344,7 @@ def test_a_library_is_for_the_machine_at_hand(
     for name, found in {"v4": V4, "v3": V3, "less": V3 - {"fma"}}.items():
         monkeypatch.setattr(jit, "_instructions", lambda found=found: found)
         command = jit._command()
-        entries[name] = jit._tools(command)
+        entries[name] = jit._tools(command, command[:1])
         assert ("-DTF_HIPS_ONE_MACHINE" in command) == (name in ("v3", "v4"))
         assert ("-mavx512bw" in command) == (name == "v4")
         done = subprocess.run(
@@ -361,7 +361,7 @@ def test_a_library_is_for_the_machine_at_hand(
 
     monkeypatch.setattr(jit, "_instructions", lambda: V4)
     monkeypatch.setenv("TF_HIPS_CPU", "base")
-    assert jit._tools(jit._command()) == entries["less"]
+    assert jit._tools(jit._command(), jit._compiler()) == entries["less"]
 
 
 def test_a_cache_that_others_write_is_refused(

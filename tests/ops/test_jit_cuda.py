@@ -76,3 +76,17 @@ def test_a_damaged_entry_is_made_again(asked):
 def test_kernels_that_cannot_run_here_are_not_used(asked, monkeypatch):
     monkeypatch.setenv("REFUSAL", "an old driver")
     assert jit.cuda_table(NAME, ("90",)) == (None, "an old driver")
+
+
+def test_a_cache_that_cannot_be_written_is_read(asked, monkeypatch):
+    assert jit.cuda_table(NAME, ("90",))[0] is not None
+    asked.unlink()
+
+    def refused(file):
+        raise jit._not_writable(file.parent, PermissionError(13, "Permission denied"))
+
+    monkeypatch.setattr(jit, "_turn", refused)
+    assert jit.cuda_table(NAME, ("90",))[0] is not None
+    assert not asked.exists()
+    address, reason = jit.cuda_table(NAME, ("80",))
+    assert address is None and "must be a folder that can be written" in reason

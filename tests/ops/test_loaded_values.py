@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters of a loaded codec that are in their ranges, and make a codec that cannot be."""
+"""What is loaded and cannot be used: values of parameters, and libraries of half a codec."""
 
 from pathlib import Path
 
 import pytest
 
 import tf_hips
+from compll import pipeline, specification
 from tests.support import hurried
+from tf_hips.errors import LibraryError, SpecificationError
 from tf_hips.ops import error_feedback, native, parse
 
 SPEC = """
@@ -58,3 +60,20 @@ def test_bad_blocks_and_widths_are_refused_when_a_compressor_is_made(spec: Path)
             parse(f"error_feedback({spec}(bits={bits}, block={block}))", files=True)
     with pytest.raises(ValueError, match=r"`block` must be in \[16, 1024\]"):
         codec(block=8)
+
+
+@pytest.mark.parametrize("lacks", ["Encode", "Decode"])
+def test_a_library_of_half_a_codec_is_refused(spec: Path, lacks: str) -> None:
+    """As its specification is."""
+    halves = {
+        "Decode": "void HalfEncode(float* g, uint8* out, float scale) { out = concat(g); }\n",
+        "Encode": "void HalfDecode(uint8* packet, float* g, float scale) { extract(packet, g); }\n",
+    }
+    file = spec.with_name("half.pse")
+    file.write_text(f"param Half {{ float scale in [1, 2]; }}\n{halves[lacks]}")
+    with pytest.raises(SpecificationError, match=f"Encode and a Decode. Received: no {lacks}"):
+        tf_hips.load(file)
+    library = pipeline.build(specification.read(file), spec.parent)
+    with pytest.raises(LibraryError, match=f"half.so must .* Encode and a Decode.*no {lacks}$"):
+        tf_hips.load(library)
+    assert tf_hips.load(pipeline.build(specification.read(spec), spec.parent))(bits=2).params

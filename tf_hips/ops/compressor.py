@@ -70,6 +70,16 @@ class Compressor:
     inner: "Compressor | None" = None
 
     def __post_init__(self) -> None:
+        self._check()
+        # It travels between processes, which read no longer one.
+        if len(self.text) > _MAX_TEXT:
+            raise ValueError(
+                f"the text of a compressor must have at most {_MAX_TEXT} characters: shorten the "
+                f"names or values of its parameters. Received: {len(self.text)}, {self.text[:60]!r}"
+                "..."
+            )
+
+    def _check(self) -> None:
         if self.inner is not None and self.inner.is_budget:
             raise ValueError(
                 f"`{self.name}` must wrap a compressor; a budget chooses with error feedback or "

@@ -20,6 +20,18 @@ Tensor: TypeAlias = Any
 """A tf.Tensor; TensorFlow ships no types that mypy can check."""
 
 
+def register() -> None:
+    """Makes the ops known to TensorFlow, so that a graph that has them can be read.
+
+    Using any of them here does so, too, and so does tf_hips.load where TensorFlow was imported
+    before.
+
+    Raises:
+        LibraryError: the library is missing, or was built for another TensorFlow.
+    """
+    library.ops(tf)
+
+
 def encode(
     compressor: Compressor,
     gradient: Tensor,

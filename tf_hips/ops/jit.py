@@ -29,6 +29,7 @@ import functools
 import hashlib
 import importlib.util
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -56,6 +57,8 @@ _FLAGS = (
     # Vector code needs selections. Threaded jumps make branches of them; so does arithmetic that
     # may trap, which is moved to where its result is chosen. No number depends on either.
     *("-fno-thread-jumps", "-fno-trapping-math"),
+    # A square root that may set errno is a call for each element; nobody looks at errno of one.
+    "-fno-math-errno",
 )
 # What Linux calls the instructions of x86-64-v3 and -v4, and how compilers are told of them.
 _V3 = "avx2 bmi1 bmi2 f16c fma movbe abm"
@@ -272,10 +275,14 @@ def cuda_table(name: str, architectures: Sequence[str] = ()) -> tuple[int | None
     stem, _, content = name.partition("@")
     try:
         source = _specification(name)
-        entry = _cache() / f"{stem}-{content}-{_tools((nvcc, *architectures))}.cuda{LIBRARY}"
-        with _lock, _turn(entry.with_suffix(".lock")):
+        entry = (
+            _cache() / f"{stem}-{content}-{_tools((nvcc, *architectures), (nvcc,))}.cuda{LIBRARY}"
+        )
+        with _lock:
             if not loaded.is_whole(entry):
-                _make_cuda(entry, source, nvcc, architectures)
+                with _turn(entry.with_suffix(".lock")):
+                    if not loaded.is_whole(entry):  # else another process has made it
+                        _make_cuda(entry, source, nvcc, architectures)
             getter = ctypes.CDLL(str(entry.absolute()))[f"tf_hips_cuda_codec_{stem}"]
     except (errors.SpecificationError, errors.LibraryError, OSError) as error:
         return None, str(error)
@@ -388,7 +395,10 @@ def cache_folder() -> Path:
     if named:
         return Path(named)
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path("~/.cache").expanduser()) / "tf_hips"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "tf_hips"
+    except RuntimeError as error:
+        raise errors.LibraryError(f"set {CACHE} or XDG_CACHE_HOME to a folder: {error}") from error
 
 
 def _library(source: _Source) -> Path:
@@ -396,7 +406,7 @@ def _library(source: _Source) -> Path:
     name = source.name
     command = _command()
     folder = _cache()
-    entry = folder / f"{name.replace('@', '-')}-{_tools(command)}{LIBRARY}"
+    entry = folder / f"{name.replace('@', '-')}-{_tools(command, _compiler())}{LIBRARY}"
     if _is_good(entry, name):
         # The disk may have been full when the library was made: it serves without, where it can be.
         with contextlib.suppress(OSError):
@@ -457,17 +467,26 @@ def _make(entry: Path, source: _Source, command: tuple[str, ...]) -> None:
         raise errors.LibraryError(str(error)) from error
 
 
-def _command() -> tuple[str, ...]:
-    """The C++ compiler with its flags."""
-    wanted = os.environ.get("CXX") or "g++"
-    compiler = shutil.which(wanted)
-    if compiler is None:
+def _compiler() -> tuple[str, ...]:
+    """The C++ compiler, its path first; `CXX` may have arguments, as in "ccache g++"."""
+    wanted = os.environ.get("CXX", "")
+    try:
+        first, *rest = shlex.split(wanted) or ["g++"]
+    except ValueError as error:
+        raise errors.LibraryError(f"CXX must be a command: {error}. Received: {wanted}") from error
+    found = shutil.which(first)
+    if found is None:
         raise errors.LibraryError(
             "a C++ compiler is needed to load a specification: install g++ (apt-get install g++), "
             "set CXX, or load a library that `compll gen --build` made on another machine. "
-            f"Received: no {wanted}"
+            f"Received: no {first}"
         )
-    return compiler, *_FLAGS, *_machine_flags()
+    return found, *rest
+
+
+def _command() -> tuple[str, ...]:
+    """The C++ compiler with its flags."""
+    return *_compiler(), *_FLAGS, *_machine_flags()
 
 
 def _machine_flags() -> tuple[str, ...]:
@@ -494,21 +513,22 @@ def _instructions() -> frozenset[str]:
     return frozenset(line.partition(":")[2].split())
 
 
-def _tools(command: tuple[str, ...]) -> str:
-    """Hash of all that makes a library of a specification."""
+def _tools(command: tuple[str, ...], compiler: tuple[str, ...]) -> str:
+    """Hash of all that makes a library of a specification; `compiler`: the start of the command."""
     digest = hashlib.sha256("\0".join(command).encode())
-    digest.update(_version(command[0]))
+    digest.update(_version(compiler))
     digest.update(_sources())
     return digest.hexdigest()[:16]
 
 
 @functools.cache
-def _version(compiler: str) -> bytes:
+def _version(compiler: tuple[str, ...]) -> bytes:
+    asked = [*compiler, "--version"]
     try:
-        done = subprocess.run([compiler, "--version"], capture_output=True, timeout=60, check=True)
+        done = subprocess.run(asked, capture_output=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError) as error:
         raise errors.LibraryError(
-            f"{compiler} must be a C++ compiler. Received: {error}"
+            f"{' '.join(compiler)} must be a C++ compiler. Received: {error}"
         ) from error
     return done.stdout
 

@@ -6,12 +6,14 @@ only, and a wrong one crashes or fails with an undefined symbol; so the version 
 stamped in tf_hips/_build_info.py, is compared before it is loaded. `libtf_hips_native.so` holds the
 same codecs behind a C interface, for processes without TensorFlow.
 
-Invariant: this module does not import TensorFlow; who loads the ops has it already and hands it in.
+Invariant: this module does not import TensorFlow; who loads the ops has it already.
 """
 
+import contextlib
 import ctypes
 import functools
 import importlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,8 @@ def ops(tf: Any) -> Any:
 def add_codec(name: str, table: int) -> None:
     """Lets the ops `tf_hips_loaded_*` find a codec that was loaded while the program runs.
 
+    A process that has TensorFlow gets the ops with it, for graphs that were saved elsewhere.
+
     Args:
         name: what the attribute `codec` of an op says.
         table: address of its TfHipsCodec, which must stay.
@@ -80,6 +84,11 @@ def add_codec(name: str, table: int) -> None:
     _codecs[name] = table
     if ops.cache_info().currsize:
         _give(name, table)
+        return
+    tf = sys.modules.get("tensorflow")
+    if hasattr(tf, "load_op_library"):  # else it is being imported
+        with contextlib.suppress(errors.LibraryError):  # the native face may be all that is wanted
+            ops(tf)
 
 
 def add_cuda_codec(tf: Any, name: str, table: int) -> None:

@@ -34,6 +34,9 @@ _HEADER = struct.Struct("<32xQ14xHH6x")
 _SEGMENT = struct.Struct("<8xQ16xQ16x")
 
 
+_NOT_PROVIDED = 5  # TF_HIPS_NOT_PROVIDED of cc/runtime/codec.h
+
+
 class _Param(ctypes.Structure):
     """TfHipsParam of cc/runtime/codec.h."""
 
@@ -185,6 +188,7 @@ def add(path: Path) -> registry.Algorithm:
                 f"{path} must have interface version {library.ABI_VERSION}: build it again from "
                 f"its specification. Received: {held.abi_version}"
             )
+        _check_halves(held, path)
         parameters = tuple(_parameter(held.params[i]) for i in range(held.num_params))
         states = tuple(held.state_names[i].decode("ascii") for i in range(held.num_states))
         algorithm = registry.Algorithm(
@@ -198,6 +202,26 @@ def add(path: Path) -> registry.Algorithm:
         _tables[name] = address
         registry.add(algorithm)
         return algorithm
+
+
+def _check_halves(held: _Table, path: Path) -> None:
+    """Raises LibraryError unless a codec both encodes and decodes."""
+    values = (ctypes.c_double * max(1, held.num_params))()
+    for i in range(held.num_params):
+        values[i] = held.params[i].minimum
+    pointer, word, key = ctypes.c_void_p, ctypes.c_int64, ctypes.create_string_buffer(24)
+    encode = ctypes.CFUNCTYPE(word, *[pointer] * 3, word, pointer, word)(held.encode)
+    decode = ctypes.CFUNCTYPE(ctypes.c_int32, pointer, pointer, word, pointer, word, ctypes.c_int32)
+    # Of -1 elements: nothing is read or written.
+    answers = {
+        "Encode": -encode(values, key, None, -1, None, 0),
+        "Decode": decode(held.decode)(values, None, 0, None, -1, 0),
+    }
+    for half, answer in answers.items():
+        if answer == _NOT_PROVIDED:
+            raise errors.LibraryError(
+                f"{path} must have an Encode and a Decode. Received: no {half}"
+            )
 
 
 def _parameter(param: _Param) -> registry.Parameter:

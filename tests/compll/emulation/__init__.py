@@ -42,7 +42,7 @@ def make(command: list[str], source: str, name: str, *more: Path) -> Path:
     if not made.is_file():
         made.parent.mkdir(parents=True, exist_ok=True)
         aside = made.with_suffix(f".{os.getpid()}.new")  # two workers may need it at once
-        command = [compiler(), *command, f"-I{FOLDER}", f"-I{root}", "-o", str(aside)]
+        command = [*compiler(), *command, f"-I{FOLDER}", f"-I{root}", "-o", str(aside)]
         subprocess.run([*command, "-x", "c++", "-"], input=source.encode(), check=True, timeout=120)
         aside.replace(made)
     return made

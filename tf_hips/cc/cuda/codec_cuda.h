@@ -45,6 +45,8 @@ typedef struct TfHipsCudaCodec {
 
   // Encodes gradient[0..n) to `packets`. With a residual: encodes v = gradient + residual, and
   // leaves v - decode(packets), 0 where that is not finite, in new_residual, which may be residual.
+  // Where decode refuses these packets, new_residual is v, and nobody is told before they are
+  // decoded: whoever keeps it must not go on.
   int32_t (*encode)(const double* params, const TfHipsKey* key, const float* gradient,
                     const float* residual, float* new_residual, int64_t n, uint8_t* packets,
                     int64_t capacity, void* scratch, int64_t scratch_bytes, void* stream);

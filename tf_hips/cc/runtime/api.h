@@ -52,7 +52,8 @@ TF_HIPS_EXPORT int64_t tf_hips_wire_bytes(const TfHipsCodec* codec, const double
 // Encodes gradient[0..n) and returns the bytes written, or -status.
 // `residual` NULL: no error feedback. Else v = gradient + residual is encoded, and residual becomes
 // v - decode(packet), with 0 for what is not finite. When encoding fails, the residuals of chunks
-// already done are new, others old.
+// already done are new, others old; of a chunk whose packet the codec itself does not decode, old
+// but for rounding.
 TF_HIPS_EXPORT int64_t tf_hips_encode(const TfHipsCodec* codec, const double* params,
                                       const TfHipsKey* key, const float* gradient, float* residual,
                                       int64_t n, uint8_t* out, int64_t capacity);

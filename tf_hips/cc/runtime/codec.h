@@ -89,8 +89,9 @@ typedef struct TfHipsCodec {
                     int32_t mode);
 
   // Encodes v = gradient + residual and leaves v - decode(body), 0 where that is not finite, in
-  // new_residual, which may be residual. Returns as encode does, and then new_residual holds
-  // nothing of use. NULL: the specification lacks encode or decode.
+  // new_residual, which may be residual. Returns as encode does; when decode refuses the body,
+  // new_residual is residual again but for rounding, 0 where v is not finite, and else untouched.
+  // NULL: the specification lacks encode or decode.
   int64_t (*encode_feedback)(const double* params, const TfHipsKey* key, const float* gradient,
                              const float* residual, float* new_residual, int64_t n, uint8_t* body,
                              int64_t capacity);

@@ -319,6 +319,7 @@ void AddTasks(const double* of_tasks, int64_t d, int64_t count, double* of_chunk
 int32_t RobustCoordinate(const float* const* rows, int32_t n, int64_t d, const float* weights,
                          int32_t m, int32_t rule, int32_t drop, float* out, double* squares,
                          const ParallelFor& parallel) {
+  if (weights == nullptr) m = 0;
   const int32_t sorted = weights == nullptr ? n : m;
   if (AreBad(rows, n, d) || (d > 0 && out == nullptr) || sorted < 1 ||
       sorted > TF_HIPS_ROBUST_MAX_ROWS || drop < 0 || rule < TF_HIPS_MEDIAN ||

@@ -45,14 +45,15 @@ enum TfHipsCoordinateRule {
 };
 
 // Applies a coordinate rule to n rows, or with `weights` [m][n], row-major, to the m rows that are
-// weighted sums of them; these are never in memory as a whole. `squares` [chunks][n]: sums of
-// squares of the n rows; NULL: not wanted.
+// weighted sums of them; these are never in memory as a whole. No `weights`: `m` does not
+// count. `squares` [chunks][n]: sums of squares of the n rows; NULL: not wanted.
 TF_HIPS_EXPORT int32_t tf_hips_robust_coordinate(const float* const* rows, int32_t n, int64_t d,
                                                  const float* weights, int32_t m, int32_t rule,
                                                  int32_t drop, float* out, double* squares);
 
-// Sums of squares of n rows, [chunks][n], and of the differences of any two, [chunks][n (n - 1) /
-// 2] in the order (0,1), (0,2), ..., (1,2), ...; NULL: not wanted.
+// `squares`, which must be given: sums of squares of n rows, [chunks][n]. `distances`: those of the
+// differences of any two, [chunks][n (n - 1) / 2] in the order (0,1), (0,2), ..., (1,2), ...; NULL:
+// not wanted.
 TF_HIPS_EXPORT int32_t tf_hips_robust_distances(const float* const* rows, int32_t n, int64_t d,
                                                 double* squares, double* distances);
 

@@ -97,11 +97,11 @@ int64_t EncodeThenDecode(const CodecCall& call, const Layout& layout, const TfHi
   for (int64_t i = 0; i < chunk.n; ++i) sum[i] = gradient[i] + residual[i];
   const int64_t bytes = EncodeChunk(call, layout, key, sum, chunk);
   if (bytes < 0) return bytes;
+  const int32_t status = call.codec->decode(call.params, chunk.packet + kPrefixBytes,
+                                            bytes - kPrefixBytes, sum, chunk.n, TF_HIPS_RESIDUAL);
+  if (status != TF_HIPS_OK) return -status;
   std::copy(sum, sum + chunk.n, new_residual);
-  const int32_t status =
-      call.codec->decode(call.params, chunk.packet + kPrefixBytes, bytes - kPrefixBytes,
-                         new_residual, chunk.n, TF_HIPS_RESIDUAL);
-  return status == TF_HIPS_OK ? bytes : -status;
+  return bytes;
 }
 
 // Encodes v = gradient + residual and leaves v - decode(packet) in new_residual; pointers to the

@@ -22,6 +22,12 @@
 #include "tf_hips/cc/runtime/codec.h"
 #include "tf_hips/cc/runtime/tensor_codec.h"
 
+// What the names of generated operations begin with. Those that users build have another beginning:
+// a name that is registered twice in a process is neither's.
+#ifndef TF_HIPS_OPERATIONS
+#define TF_HIPS_OPERATIONS "TfHips>"
+#endif
+
 namespace tf_hips {
 
 using CodecGetter = const TfHipsCodec* (*)();
