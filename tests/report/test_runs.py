@@ -101,6 +101,13 @@ def test_a_run_of_events_by_hand(tmp_path):
     assert run.bytes_per_s == run.slow_bytes / 4.0
 
 
+def test_an_interval_that_was_made_twice_counts_once(tmp_path):
+    events = trained()
+    again = [one | {"time_us": one["time_us"] + 1} for one in events if one.get("epoch") == 2]
+    [run] = runs.read(write_events(tmp_path / "one", [*events, *again]))
+    assert [(one.samples, one.seconds) for one in run.workers] == [(200, 4.0)] * 2
+
+
 def test_one_device_has_no_traffic_and_no_share(tmp_path):
     [run] = runs.read(write_events(tmp_path / "one", trained("local", sites=("local",))))
     assert run.is_single

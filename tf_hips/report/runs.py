@@ -250,7 +250,9 @@ def _label(setup: Event) -> str:
 
 
 def _worker(events: Sequence[Event]) -> Worker:
-    epochs = [event for event in events if event["event"] == "epoch" and "seconds" in event]
+    told = [event for event in events if event["event"] == "epoch" and "seconds" in event]
+    # A worker that went on from a backup may have made one twice.
+    epochs = list({event.get("epoch", place): event for place, event in enumerate(told)}.values())
     exchanges = [event for event in events if event["event"] == "round"]
     waited: float | None = None
     seconds = float(sum(event["seconds"] for event in epochs))
