@@ -452,3 +452,32 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_was_not(alone, tmp_path, monkey
     told = [one["step"] for one in parts if one["event"] == "epoch"]
     assert told == [10, 20, 30, 30, 40]
     assert CheckpointFolder(tmp_path / "parts-models").steps() == [15, 30, 40]
+
+
+def test_a_run_whose_last_interval_is_cut_is_over(alone, tmp_path, monkeypatch, capsys):
+    from tf_hips.trainer.backing_up import Backup
+
+    def train():
+        alone(
+            max_steps=5,
+            eval_duration=2,
+            batch_size=16,
+            backup_dir=str(tmp_path / "backup"),
+            train_dir=str(tmp_path / "models"),
+            log_dir=str(tmp_path / "events"),
+        )
+
+    with monkeypatch.context() as killed:  # before it could delete its backups
+        killed.setattr(Backup, "_clear", lambda self: None)
+        train()
+    assert (tmp_path / "backup").exists()
+    train()
+    assert "all steps were made before" in capsys.readouterr().out
+    assert not (tmp_path / "backup").exists()
+    events = log.read_events(tmp_path / "events")
+    assert [one["step"] for one in events if one["event"] == "epoch"] == [2, 4, 5]
+    results = [one for one in events if one["event"] == "result"]
+    assert len({one["fingerprint"] for one in results}) == 1 < len(results)
+    folder = CheckpointFolder(tmp_path / "models")
+    assert (folder.steps(), folder.read(5).epoch) == ([5], 3)
+    assert folder.ended()["last_step"] == 5

@@ -203,11 +203,14 @@ class BackupAndRestore(keras.callbacks.Callback):
             self.model._initial_epoch = self._outer_epoch
         resuming.begin_anew(self.model)
         if self._delete:
-            num_epochs = (self.params or {}).get("epochs")
-            is_over = num_epochs is None or self._next_epoch >= num_epochs
-            if all(self._peers.gather_from_all(is_over, "the end of the run")):
+            if all(self._peers.gather_from_all(self._has_ended(), "the end of the run")):
                 self._folder.note_over()
                 self._peers.on_first(self._clear)
+
+    def _has_ended(self) -> bool:
+        """Whether this worker has nothing left to train: not where something stopped it before."""
+        num_epochs = (self.params or {}).get("epochs")
+        return num_epochs is None or self._next_epoch >= num_epochs
 
     def _newest(self) -> Path:
         """The newest backup, for another party; called by another thread."""

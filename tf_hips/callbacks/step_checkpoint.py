@@ -82,11 +82,7 @@ class StepCheckpoint(keras.callbacks.Callback):
         """
         del logs
         self._epoch = epoch
-        if self._begins:
-            self._begins = False
-            self._last = self._step()
-            self._written = -1
-            self._peers.together(self._make_ready)
+        self._begin()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Writes one, if one is due."""
@@ -104,8 +100,11 @@ class StepCheckpoint(keras.callbacks.Callback):
     def on_train_end(self, logs: Any = None) -> None:
         """Writes the last one, and that there are no more."""
         del logs
+        has_trained = not self._begins  # a run that goes on may have no step left
+        self._begin()
         step = self._step()
-        if step != self._written and step > 0:
+        is_there = step == self._written or (not has_trained and step in self._folder.steps())
+        if step > 0 and not is_there:
             self._write(step)
         self.end()
 
@@ -120,6 +119,13 @@ class StepCheckpoint(keras.callbacks.Callback):
                 self._folder.end(self._last, reason)
             except OSError as error:
                 log.warning("The end of training cannot be noted: %s", error)
+
+    def _begin(self) -> None:
+        if self._begins:
+            self._begins = False
+            self._last = self._step()
+            self._written = -1
+            self._peers.together(self._make_ready)
 
     def _make_ready(self) -> None:
         if self._writes:

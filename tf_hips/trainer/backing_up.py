@@ -2,7 +2,8 @@
 """Backups of a trainer, whose errors are one line: a folder that is full, or of another run."""
 
 import contextlib
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,26 @@ class Backup(callbacks.BackupAndRestore):
     What was backed up before stays whole in any case.
     """
 
+    def __init__(self, directory: str | Path, is_over: Callable[[], bool], **options: Any) -> None:
+        """Plans backups.
+
+        Args:
+            directory: where they are.
+            is_over: whether all steps are made; the last may be in the middle of an epoch.
+            options: of `BackupAndRestore`.
+        """
+        super().__init__(directory, **options)
+        self._is_over = is_over
+
     def on_train_begin(self, logs: Any = None) -> None:
-        """Looks at the folder."""
+        """Looks at the folder; takes no step where all were made before."""
         with self._in_one_line("read"):
             super().on_train_begin(logs)
+        if self._resumed is not None and self._is_over():
+            self.model._initial_epoch = self.params["epochs"]
+            if self._peers.rank == 0:
+                sys.stdout.write(f"all steps were made before: see {self._directory}\n")
+                sys.stdout.flush()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Takes up a backup, if there is one."""
@@ -52,6 +69,9 @@ class Backup(callbacks.BackupAndRestore):
         """Saves what was stopped, or deletes what is over."""
         with self._in_one_line("written"):
             super().on_train_end(logs)
+
+    def _has_ended(self) -> bool:
+        return self._is_over() or super()._has_ended()
 
     @contextlib.contextmanager
     def _in_one_line(self, what: str) -> Iterator[None]:

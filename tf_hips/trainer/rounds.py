@@ -308,7 +308,9 @@ class MetBackup(Backup):
 
     def __init__(self, directory: str, loop: CountedESync) -> None:
         """Plans backups in `directory`."""
-        super().__init__(directory, save_freq=_WITHOUT_END)
+        super().__init__(
+            directory, lambda: loop.made >= loop.num_steps, save_freq=_WITHOUT_END
+        )
         self._loop = loop
         self._tests = 0
 
@@ -323,6 +325,9 @@ class MetBackup(Backup):
             self._tests = self._loop.tests
             self._steps_since = _WITHOUT_END
         super().on_train_batch_end(batch, logs)
+
+    def _has_ended(self) -> bool:
+        return False  # its last backup stays: a run with more epochs goes on from it
 
 
 def _way(

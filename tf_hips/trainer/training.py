@@ -183,7 +183,7 @@ def _train(settings: Training, told: config.Run, name: str, data: sets.DataSet, 
         checkpoint = _checkpoint(settings, rounds, {**facts, "run": told.run})
         used.append(checkpoint)
     if settings.backup_dir is not None:
-        used.append(_backup(settings.backup_dir, rounds))
+        used.append(_backup(settings.backup_dir, rounds, model, num_steps))
     first = -(-done // interval)
     begin = time.monotonic()
     try:
@@ -299,11 +299,13 @@ def _checkpoint(
     return made
 
 
-def _backup(directory: str, rounds: Rounds | None) -> callbacks.BackupAndRestore:
+def _backup(
+    directory: str, rounds: Rounds | None, model: keras.Model, num_steps: int
+) -> callbacks.BackupAndRestore:
     """Backs up after each test."""
     if rounds is not None and isinstance(rounds.loop, CountedESync):
         return MetBackup(directory, rounds.loop)
-    return Backup(directory)
+    return Backup(directory, lambda: int(model.optimizer.iterations) >= num_steps)
 
 
 def _tree(settings: Training, told: config.Run) -> Path | None:
