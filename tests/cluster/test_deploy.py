@@ -311,6 +311,16 @@ def test_sshd_takes_the_configuration_of_the_image(tmp_path: Path) -> None:
     assert f"authorizedkeysfile {container.SSH_FOLDER}/authorized_keys\n" in done.stdout
 
 
+def test_the_script_of_the_image_may_write_beside_itself() -> None:
+    text = container.containerfile()
+    [user] = re.findall(r"^USER (\d+)$", text, re.MULTILINE)
+    assert re.search(
+        rf"groupadd --gid {user} (\w+) .*useradd --gid {user} .*--uid {user} \1", text, re.S
+    )
+    assert f"COPY --chown={user}:{user} job/ {container.JOB}/\n" in text
+    assert f"install -d -o tf_hips -g tf_hips {container.JOB} " in text
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_kind_alone(kind: str, source: Path) -> None:
     assert deploy(source) == 0
