@@ -58,7 +58,10 @@ class Rounds:
         """Steps between two tests, a whole number of rounds; with ESync more than there can be."""
         if self.steps is None:
             return _WITHOUT_END
-        rounds = settings.eval_duration or max(1, round(steps_of_pass / self.steps))
+        # Equal for all, as a backup of one party must fit the others': where rounds are passes of
+        # rows of one's own, `steps` is not.
+        default = 1 if self.epochs else max(1, round(steps_of_pass / self.steps))
+        rounds = settings.eval_duration or default
         return min(rounds * self.steps, num_steps)
 
 
@@ -308,9 +311,7 @@ class MetBackup(Backup):
 
     def __init__(self, directory: str, loop: CountedESync) -> None:
         """Plans backups in `directory`."""
-        super().__init__(
-            directory, lambda: loop.made >= loop.num_steps, save_freq=_WITHOUT_END
-        )
+        super().__init__(directory, lambda: loop.made >= loop.num_steps, save_freq=_WITHOUT_END)
         self._loop = loop
         self._tests = 0
 
