@@ -291,6 +291,22 @@ def test_what_is_no_run_is_refused(tmp_path):
         runs.read(other)
 
 
+def test_a_folder_that_is_no_run_is_left_out(tmp_path):
+    write_events(tmp_path / "logs", trained())
+    write_events(tmp_path / "of-server", [event(1, "started") | {"role": "global-server"}])
+    for name, text in {
+        "report/numbers.json": "[]",
+        "models/evaluations.jsonl": '{"step": 1}\n',
+    }.items():
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(text)
+    [run] = runs.read(tmp_path)
+    assert run.source == str(tmp_path / "logs")
+    (tmp_path / "logs").rename(tmp_path.parent / "logs")
+    with pytest.raises(ConfigError, match="Received: none of them"):
+        runs.read(tmp_path)
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
