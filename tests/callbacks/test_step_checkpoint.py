@@ -58,7 +58,7 @@ def test_what_a_stopped_run_left_is_swept_and_later_steps_are_refused(tmp_path):
     folder.write(5, 0, {}, write_text)
     (tmp_path / ".writing-model_step_6").mkdir()
     folder.end(5, None)
-    assert folder.ended() == {"last_step": 5, "reason": None}
+    assert folder.ended() == {"last_step": 5, "reason": None, "run": None}
     for run in (None, "mine"):
         with pytest.raises(ConfigError, match=r"without those of another.* with step 5"):
             CheckpointFolder(tmp_path).begin(0, run)
@@ -111,7 +111,7 @@ def test_weights_are_those_of_the_step(tmp_path):
     model, seen = fit(tmp_path, every=7, facts={"network": "mine"})
     folder = CheckpointFolder(tmp_path)
     assert folder.steps() == [7, 14, 21, 24]
-    assert folder.ended() == {"last_step": 24, "reason": None}
+    assert folder.ended() == {"last_step": 24, "reason": None, "run": None}
     for step in folder.steps():
         checkpoint = folder.read(step)
         assert (checkpoint.step, checkpoint.facts) == (step, {"network": "mine"})

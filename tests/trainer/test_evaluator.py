@@ -214,6 +214,24 @@ def test_a_second_evaluator_goes_on_behind_the_first(quick, folder, write):
     assert evaluate(folder) == 0
 
 
+def test_the_end_of_an_earlier_session_is_not_that_of_this_run(
+    quick, folder, write, monkeypatch, tmp_path
+):
+    from tf_hips import config
+
+    config.dump(config.Run(run="this"), tmp_path / "run.yaml")
+    monkeypatch.setenv(config.CONFIG_VARIABLE, str(tmp_path / "run.yaml"))
+    monkeypatch.setenv(config.ROLE_VARIABLE, "evaluator")
+    write(10)
+    folder.end(10, None, "earlier")
+    following = Following(folder, timeout_s=None)
+    following.wait_for(1)
+    write(20)
+    folder.end(20, None, "this")
+    following.join()
+    assert [line["step"] for line in lines(folder)] == [10, 20]
+
+
 def test_every_so_many_steps(quick, folder, write):
     for step in (10, 20, 31, 32, 59, 61):
         write(step)
@@ -239,7 +257,7 @@ def test_without_a_limit_it_waits_for_as_long_as_training_takes(folder, quick, w
     monkeypatch.setattr(evaluator, "time", clock)
     polls = []
     ended = folder.ended
-    monkeypatch.setattr(CheckpointFolder, "ended", lambda _: polls.append(None) or ended())
+    monkeypatch.setattr(CheckpointFolder, "ended", lambda *_: polls.append(None) or ended())
     following = Following(folder, timeout_s=None)
     while len(polls) < 5:
         assert following.thread.is_alive(), following.error

@@ -62,7 +62,8 @@ def test_one_device_leaves_everything_behind(alone, tmp_path, capsys):
     assert [one["samples"] for one in epochs] == [320, 320, 160]
     assert epochs[-1]["test_accuracy"] == events[-1]["test_accuracy"] > 0.3
     assert CheckpointFolder(tmp_path / "models").steps() == [10, 20, 25]
-    assert CheckpointFolder(tmp_path / "models").ended() == {"last_step": 25, "reason": None}
+    ended = CheckpointFolder(tmp_path / "models").ended()
+    assert ended == {"last_step": 25, "reason": None, "run": events[0]["run"]}
     lists = trees.summarise_tree(tmp_path / "trees")["local"]["cpu"]
     assert lists["num_samples_list"] == [320, 320, 160]
     assert lists["accuracy_list"][-1] == round(epochs[-1]["test_accuracy"], 3)
@@ -122,7 +123,7 @@ def test_a_run_that_fails_says_so_and_takes_its_bar_away(alone, tmp_path, monkey
     with pytest.raises(RuntimeError):
         alone(max_steps=6, eval_duration=2, batch_size=16, train_dir=str(tmp_path))
     ended = CheckpointFolder(tmp_path).ended()
-    assert ended == {"last_step": 4, "reason": "RuntimeError: this one gives up"}
+    assert (ended["last_step"], ended["reason"]) == (4, "RuntimeError: this one gives up")
     shown = capsys.readouterr().out
     assert "\x1b[?25h" in shown.rpartition("\x1b[?25l")[2], "the cursor is there again"
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
@@ -412,6 +413,20 @@ def test_modes_that_do_not_fit_the_run_are_refused(tmp_path, mode, launcher, mes
     assert message in output
     assert re.search(r"\] tf-hips train: error: ", output)
     assert "Traceback" not in output
+
+
+def test_a_party_that_comes_back_has_not_ended(alone, tmp_path, monkeypatch):
+    from tf_hips.trainer import progress
+
+    def fail(self, batch, logs=None):
+        raise RuntimeError("this one gives up")
+
+    monkeypatch.setattr(progress.StopAt, "on_train_batch_end", fail)
+    config.dump(config.Run(run="r", comes_back=True), tmp_path / "run.yaml")
+    monkeypatch.setenv(config.CONFIG_VARIABLE, str(tmp_path / "run.yaml"))
+    with pytest.raises(RuntimeError, match="this one gives up"):
+        alone(max_steps=2, batch_size=16, train_dir=str(tmp_path / "models"))
+    assert CheckpointFolder(tmp_path / "models").ended() is None
 
 
 @pytest.mark.slow

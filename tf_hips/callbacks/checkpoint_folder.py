@@ -4,7 +4,7 @@
     model_step_50/model.weights.h5     weights, as Keras writes them
     model_step_50/checkpoint.json      the step, the epoch, what the model is, size and SHA-256 of
                                        the weights
-    training_ended.json                the last step, and why training ended if it failed
+    training_ended.json                the last step, why training ended if it failed, and the run
 
 Invariant: a folder gets its name after everything inside is on the disk. So a checkpoint is whole
 or not there, and one that is not whole was damaged on its way here. It imports no TensorFlow.
@@ -181,19 +181,25 @@ class CheckpointFolder:
             raise DamagedError(f"{place / WEIGHTS} is not what was written")
         return checkpoint
 
-    def end(self, step: int, reason: str | None) -> None:
-        """Says to who follows that no more checkpoints come."""
+    def end(self, step: int, reason: str | None, run: str | None = None) -> None:
+        """Says to who follows that no more checkpoints come from `run`, if that has a name."""
         draft = self.path / f"{_WRITING}ended"
-        draft.write_text(json.dumps({"last_step": step, "reason": reason}) + "\n", encoding="utf-8")
+        told = {"last_step": step, "reason": reason, "run": run}
+        draft.write_text(json.dumps(told) + "\n", encoding="utf-8")
         draft.replace(self.path / _ENDED)
 
-    def ended(self) -> Mapping[str, Any] | None:
-        """What `end` said; None while training goes on."""
+    def ended(self, run: str | None = None) -> Mapping[str, Any] | None:
+        """What `end` said; None while training goes on.
+
+        Args:
+            run: the one that is followed: what another has left there does not count.
+        """
         try:
             found: Mapping[str, Any] = json.loads((self.path / _ENDED).read_text(encoding="utf-8"))
         except (FileNotFoundError, ValueError):
             return None
-        return found
+        is_other = run is not None and found.get("run") not in (None, run)
+        return None if is_other else found
 
 
 def _digest(path: Path) -> tuple[int, str]:

@@ -116,7 +116,7 @@ class StepCheckpoint(keras.callbacks.Callback):
         """
         if self._writes:
             try:
-                self._folder.end(self._last, reason)
+                self._folder.end(self._last, reason, self._facts.get("run"))
             except OSError as error:
                 log.warning("The end of training cannot be noted: %s", error)
 

@@ -8,6 +8,7 @@ behind the last line.
 
 import json
 import math
+import os
 import sys
 import threading
 import time
@@ -34,9 +35,10 @@ _TOP = 5
 class Followed:
     """Checkpoints of a folder as they appear, in order."""
 
-    def __init__(self, settings: Evaluation, after: int) -> None:
-        """Begins behind step `after`."""
+    def __init__(self, settings: Evaluation, after: int, run: str | None = None) -> None:
+        """Begins behind step `after`; ends where `run` has, or if that is None whoever trains."""
         self.folder = CheckpointFolder(settings.model_dir)
+        self._run = run
         self._settings = settings
         self._after = after
         self._pause = threading.Event()
@@ -51,7 +53,7 @@ class Followed:
         waiting_since = time.monotonic()
         while True:
             # Read before the folder is: what was written before the end is then seen.
-            ended = self.folder.ended()
+            ended = self.folder.ended(self._run)
             found = self._next()
             if found is not None:
                 self._after = found[0]
@@ -117,7 +119,7 @@ def run(settings: Evaluation) -> int:
     if settings.output is None:
         folder.mkdir(parents=True, exist_ok=True)
     output = Path(settings.output) if settings.output is not None else folder / OUTPUT
-    told = config.current()
+    told, launched = config.current(), run_of_launcher()
     events = log.EventLog(
         settings.log_dir or told.log_dir, run=told.run, role="evaluator", site="local", rank=0
     )
@@ -130,7 +132,7 @@ def run(settings: Evaluation) -> int:
     try:
         with lines:
             after = _last_step(lines)
-            for step, found in Followed(settings, after):
+            for step, found in Followed(settings, after, launched):
                 if isinstance(found, str):
                     values: Mapping[str, Any] = {"step": step, "skipped": found}
                 else:
@@ -146,10 +148,17 @@ def run(settings: Evaluation) -> int:
                 number += 1
     finally:
         events.close()
-    ended = CheckpointFolder(settings.model_dir).ended()
+    ended = CheckpointFolder(settings.model_dir).ended(launched)
     if ended is not None and ended.get("reason"):
         sys.stdout.write(f"training failed after step {ended['last_step']}: {ended['reason']}\n")
     return number
+
+
+def run_of_launcher() -> str | None:
+    """The run whose launcher has started this process as its evaluator; None: nobody has."""
+    if {config.CONFIG_VARIABLE, config.ROLE_VARIABLE} <= os.environ.keys():
+        return config.current().run
+    return None
 
 
 class _Judge:

@@ -42,8 +42,6 @@ def run(settings: Training) -> None:
     if config.role() == "evaluator":
         if settings.train_dir is None:
             raise ConfigError("An evaluator needs checkpoints: --train-dir DIR. Received: none")
-        # A launcher sees workers fail, and ends the evaluator; its own failure would end them.
-        is_launched = {config.CONFIG_VARIABLE, config.ROLE_VARIABLE} <= os.environ.keys()
         evaluator.run(
             Evaluation(
                 model_dir=settings.train_dir,
@@ -53,7 +51,9 @@ def run(settings: Training) -> None:
                 image_size=settings.image_size,
                 eval_batch_size=settings.eval_batch_size,
                 follow=True,
-                timeout_s=None if is_launched else Evaluation.timeout_s,
+                # A launcher sees workers fail, and ends the evaluator; its own failure would end
+                # them.
+                timeout_s=None if evaluator.run_of_launcher() else Evaluation.timeout_s,
                 log_dir=settings.log_dir,
             )
         )
@@ -198,7 +198,7 @@ def _train(settings: Training, told: config.Run, name: str, data: sets.DataSet, 
             verbose=0,
         )
     except BaseException as error:
-        if checkpoint is not None:
+        if checkpoint is not None and not told.comes_back:
             checkpoint.end(f"{type(error).__name__}: {error}")
         raise
     finally:
