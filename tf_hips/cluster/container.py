@@ -43,7 +43,7 @@ RUN pip install --no-cache-dir /wheels/horovod-*.whl \\
 # Kubeflow makes the keys of an MPIJob, one pair for all its pods, and puts them into
 # {SSH_FOLDER}. sshd runs without root, so on a port above 1024, and its host key is that key.
 RUN groupadd --gid {IMAGE_USER} tf_hips \\
-    && useradd --gid {IMAGE_USER} --home-dir /opt/tf_hips --create-home --uid {IMAGE_USER} tf_hips \\
+    && useradd --uid {IMAGE_USER} --gid tf_hips --home-dir /opt/tf_hips --create-home tf_hips \\
     && install -d -o tf_hips -g tf_hips {JOB} \\
     && mkdir {SSH_FOLDER}_config \\
     && printf '%s\\n' 'Port {SSH_PORT}' 'HostKey {SSH_FOLDER}/id_rsa' \\
