@@ -202,10 +202,11 @@ class BackupAndRestore(keras.callbacks.Callback):
         if self._resumed is not None:
             self.model._initial_epoch = self._outer_epoch
         resuming.begin_anew(self.model)
-        if self._delete:
-            if all(self._peers.gather_from_all(self._has_ended(), "the end of the run")):
-                self._folder.note_over()
-                self._peers.on_first(self._clear)
+        if self._delete and all(
+            self._peers.gather_from_all(self._has_ended(), "the end of the run")
+        ):
+            self._folder.note_over()
+            self._peers.on_first(self._clear)
 
     def _has_ended(self) -> bool:
         """Whether this worker has nothing left to train: not where something stopped it before."""
