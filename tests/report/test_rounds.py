@@ -143,6 +143,13 @@ def test_a_folder_may_hold_older_runs() -> None:
     assert report.epochs(both) == report.epochs(alone)
 
 
+def test_a_run_is_that_of_workers() -> None:
+    alone = run_events()
+    evaluation = event(99, "evaluation", "local", step=5) | {"run": "local", "role": "evaluator"}
+    assert report.newest_run([*alone, evaluation]) == alone
+    assert report.newest_run([evaluation]) == [evaluation]
+
+
 def test_a_report_needs_no_tensorflow() -> None:
     code = "import sys, tf_hips.report; sys.exit('tensorflow' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.support.eventually import eventually
+from tf_hips import log
 from tf_hips.callbacks.checkpoint_folder import WEIGHTS, CheckpointFolder
 from tf_hips.errors import ConfigError, PeerError
 from tf_hips.trainer.settings import Evaluation
@@ -230,6 +231,13 @@ def test_the_end_of_an_earlier_session_is_not_that_of_this_run(
     folder.end(20, None, "this")
     following.join()
     assert [line["step"] for line in lines(folder)] == [10, 20]
+
+
+def test_its_events_are_of_the_run_that_it_evaluates(quick, folder, write, tmp_path):
+    write(10, FACTS | {"run": "train-1"})
+    evaluate(folder, log_dir=str(tmp_path / "events"))
+    [event] = log.read_events(tmp_path / "events")
+    assert (event["run"], event["role"], event["step"]) == ("train-1", "evaluator", 10)
 
 
 def test_every_so_many_steps(quick, folder, write):

@@ -70,13 +70,13 @@ class Summary:
 
 
 def newest_run(events: Sequence[Event]) -> list[Event]:
-    """The events of the run that began last, in the order given.
+    """The events of the run whose workers began last, in the order given.
 
     A process that appends to its file late, such as a server that is stopped after another run has
-    begun, does not make its run the newest.
+    begun, or an evaluator, does not make its run the newest.
     """
     began: dict[str, int] = {}
-    for event in events:
+    for event in [one for one in events if one["role"] == "worker"] or events:
         began[event["run"]] = min(event["time_us"], began.get(event["run"], event["time_us"]))
     newest = max(began, key=lambda run: began[run], default=None)
     return [event for event in events if event["run"] == newest]

@@ -123,6 +123,7 @@ def run(settings: Evaluation) -> int:
     events = log.EventLog(
         settings.log_dir or told.log_dir, run=told.run, role="evaluator", site="local", rank=0
     )
+    trained = told.run  # whose checkpoints these are
     number = 0
     judge: _Judge | None = None
     try:
@@ -142,7 +143,9 @@ def run(settings: Evaluation) -> int:
                     sys.stdout.write(f"{'step':>8} {'loss':>10} {'top-1':>8} {'top-5':>8}\n")
                 lines.write(json.dumps(values) + "\n")
                 lines.flush()
-                events.write("evaluation", **values)
+                if not isinstance(found, str):
+                    trained = found.facts.get("run") or told.run
+                events.write("evaluation", **values, run=trained)
                 sys.stdout.write(_row(values))
                 sys.stdout.flush()
                 number += 1
