@@ -376,8 +376,9 @@ class Job:
             self._turn_until(until, self._grace_s if number == signal.SIGTERM else None)
 
     def _say(self, text: str) -> None:
-        sys.stderr.write(f"tf-hips: {text}\n")
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):  # a disk that is full ends no training
+            sys.stderr.write(f"tf-hips: {text}\n")
+            sys.stderr.flush()
 
     def _running(self) -> list[_Child]:
         return [child for child in self._children if child.code is None]
