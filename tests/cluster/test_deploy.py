@@ -4,6 +4,7 @@
 import os
 import re
 import shutil
+import signal
 import stat
 import subprocess
 from pathlib import Path
@@ -119,6 +120,18 @@ def test_the_server_of_kubernetes(source: Path) -> None:
     assert {"name": "data", "emptyDir": {}} in volumes
 
 
+def test_other_options_of_a_server_are_another_pod(source: Path) -> None:
+    def template() -> dict[str, Any]:
+        assert deploy(source) == 0
+        text = written(source)["kubernetes/server-hub.yaml"]
+        return objects(text)["Deployment"]["spec"]["template"]
+
+    first, again = template(), template()
+    server = yaml.safe_load(source.read_text())["server"]
+    change(source, server={**server, "compression": "terngrad"})
+    assert first == again != template()
+
+
 def test_a_server_of_kubernetes_takes_its_file(source: Path, tmp_path: Path) -> None:
     """The command itself reads what it would be given."""
     assert deploy(source) == 0
@@ -217,6 +230,13 @@ def test_systemd_takes_the_units(source: Path) -> None:
         ["systemd-analyze", "verify", *units], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_a_party_that_is_stopped_has_not_failed(source: Path) -> None:
+    assert deploy(source) == 0
+    unit = written(source)["systemd/tf-hips-digits-party-west.service"]
+    # `party.report` ends with 128 + SIGTERM.
+    assert f"SuccessExitStatus={128 + signal.SIGTERM}\n" in unit
 
 
 def test_a_server_below_port_1024_may_take_it(source: Path) -> None:
