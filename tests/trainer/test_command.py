@@ -243,6 +243,7 @@ def test_print_config_is_read_back(command, tmp_path, capsys, monkeypatch):
         (["-m", "dcasgd", "--momentum", "0.9"], "has no momentum"),
         (["-m", "local", "--compression", "onebit"], "on one device, without `compression`"),
         (["-m", "local", "--split", "class"], "on one device, without `split`"),
+        (["-l", "0.1", "--set", "optimizer.learning_rate=0.5"], "exclude each other"),
         (["-l", "0"], "`learning_rate` must be positive"),
     ],
 )

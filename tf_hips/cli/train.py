@@ -391,6 +391,8 @@ def settings_of(options: argparse.Namespace) -> "Training":
     values["local"] = local_training.local_of(options)
     values["robust"] = robust_training.robust_of(options)
     values["optimizer_options"] = options.optimizer_options or {}
+    if values["learning_rate"] is not None and "learning_rate" in values["optimizer_options"]:
+        raise arguments.UsageError("--learning-rate and optimizer.learning_rate exclude each other")
     return Training(**values)
 
 
