@@ -215,6 +215,31 @@ def test_a_second_evaluator_goes_on_behind_the_first(quick, folder, write):
     assert evaluate(folder) == 0
 
 
+def test_lines_of_other_runs_and_folders_are_not_those_of_this_one(
+    quick, folder, write, tmp_path, capsys
+):
+    def begin_anew(name):
+        shutil.rmtree(folder.path)
+        folder.begin(0)
+        write(20, FACTS | {"run": name})
+
+    def told():
+        return [json.loads(line)["run"] for line in output.read_text().splitlines()]
+
+    output = tmp_path / "all.jsonl"
+    begin_anew("first")
+    assert evaluate(folder, output=str(output)) == 1
+    begin_anew("second")
+    assert evaluate(folder, output=str(output)) == 1
+    assert told() == ["first", "second"]
+    capsys.readouterr()
+    assert evaluate(folder, output=str(output)) == 0
+    assert "nothing to evaluate after step 20" in capsys.readouterr().out
+    elsewhere = CheckpointFolder(folder.path.rename(tmp_path / "moved"))
+    assert evaluate(elsewhere, output=str(output)) == 1
+    assert told() == ["first", "second", "second"]
+
+
 def test_the_end_of_an_earlier_session_is_not_that_of_this_run(
     quick, folder, write, monkeypatch, tmp_path
 ):

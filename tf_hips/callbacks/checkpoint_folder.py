@@ -81,13 +81,14 @@ class CheckpointFolder:
 
         Args:
             step: where the run is; 0: at its beginning.
-            run: its identity, if it has one that is also that of its earlier attempts.
+            run: its identity, if it has one that is also that of its earlier attempts: what
+                checkpoints call `began`, or else `run`.
 
         Raises:
             ConfigError: another run has written here, or the directory cannot be written.
         """
         there = self.steps()
-        if step == 0 and there and not (run is not None and self._run_of(there[-1]) == run):
+        if step == 0 and there and not (run is not None and self._began(there[-1]) == run):
             raise ConfigError(
                 "The checkpoints of a run that begins need a folder without those of another. "
                 f"Received: {self.path}, with step {there[-1]}"
@@ -106,11 +107,21 @@ class CheckpointFolder:
                 f"Checkpoints cannot be written to {self.path}: {error.strerror or error}"
             ) from error
 
-    def _run_of(self, step: int) -> Any:
+    def runs(self) -> set[str]:
+        """The runs that have written here, of those that have a name."""
+        found = {self._facts(step).get("run") for step in self.steps()}
+        return {run for run in found if isinstance(run, str)}
+
+    def _began(self, step: int) -> Any:
+        facts = self._facts(step)
+        return facts.get("began", facts.get("run"))
+
+    def _facts(self, step: int) -> Mapping[str, Any]:
         try:
-            return self.read(step).facts.get("run")
-        except (DamagedError, OSError):
-            return None
+            told = json.loads((self.place(step) / _META).read_text(encoding="utf-8"))
+            return dict(told["facts"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
 
     def write(
         self, step: int, epoch: int, facts: Mapping[str, Any], save: Callable[[Path], None]
