@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tf_hips.callbacks.checkpoint_folder import WEIGHTS, CheckpointFolder, DamagedError
+from tf_hips.callbacks.folder import BackupFolder
 from tf_hips.errors import ConfigError
 
 
@@ -69,6 +70,23 @@ def test_what_a_stopped_run_left_is_swept_and_later_steps_are_refused(tmp_path):
     folder.write(6, 0, {"run": "mine"}, write_text)
     folder.begin(0, "mine")  # killed before its first backup
     assert folder.steps() == [5, 6]
+
+
+def test_a_run_keeps_the_name_with_which_it_began(tmp_path):
+    backups, checkpoints = BackupFolder(tmp_path / "backup"), CheckpointFolder(tmp_path / "models")
+    lenet, alexnet = {"network": "lenet"}, {"network": "alexnet"}
+    assert backups.began("first", lenet) == backups.began("second", lenet) == "first"
+    checkpoints.begin(0, "first")
+    checkpoints.write(5, 0, {"run": "first", "began": "first"}, write_text)
+    checkpoints.begin(0, backups.began("second", lenet))
+    checkpoints.write(6, 0, {"run": "second", "began": "first"}, write_text)
+    assert checkpoints.runs() == {"first", "second"}
+    checkpoints.begin(0, backups.began("third", lenet))
+    with pytest.raises(ConfigError, match="without those of another"):
+        checkpoints.begin(0, backups.began("fourth", alexnet))
+    backups.clear()
+    assert not backups.path.exists()
+    assert backups.began("fifth", alexnet) == "fifth"
 
 
 def test_a_place_that_cannot_be_written_is_said_before_training(tmp_path):

@@ -415,6 +415,30 @@ def test_modes_that_do_not_fit_the_run_are_refused(tmp_path, mode, launcher, mes
     assert "Traceback" not in output
 
 
+def test_a_run_that_is_killed_before_its_first_backup_begins_again(alone, tmp_path, monkeypatch):
+    from tf_hips.trainer import progress
+
+    def train(**options):
+        told = {"max_steps": 4, "eval_duration": 4, "eval_freq": 2, "batch_size": 16}
+        folders = {name: str(tmp_path / name) for name in ("train_dir", "backup_dir")}
+        alone(**told, **folders, **options)
+
+    def fail(self, batch, logs=None):
+        if int(self.model.optimizer.iterations) == 3:
+            raise RuntimeError("power cut")
+
+    with monkeypatch.context() as killed:
+        killed.setattr(progress.StopAt, "on_train_batch_end", fail)
+        with pytest.raises(RuntimeError, match="power cut"):
+            train()
+    assert CheckpointFolder(tmp_path / "train_dir").steps() == [2]
+    train()
+    assert CheckpointFolder(tmp_path / "train_dir").steps() == [2, 4]
+    assert not (tmp_path / "backup_dir").exists()
+    with pytest.raises(ConfigError, match="without those of another"):
+        train()  # that one is over
+
+
 def test_a_party_that_comes_back_has_not_ended(alone, tmp_path, monkeypatch):
     from tf_hips.trainer import progress
 

@@ -41,7 +41,8 @@ class StepCheckpoint(keras.callbacks.Callback):
                 `steps_per_execution` the first step that is seen after a multiple of it.
             keep: how many stay; None: all.
             facts: what the model is, JSON values that the evaluator reads: `network`, `dataset`;
-                and `run`, if the run has a name that its earlier attempts had, too.
+                `run`, if the run has a name, and `began`, that of its first session if a run that
+                is started again has another.
 
         Raises:
             ValueError: an argument is out of range.
@@ -129,7 +130,7 @@ class StepCheckpoint(keras.callbacks.Callback):
 
     def _make_ready(self) -> None:
         if self._writes:
-            self._folder.begin(self._last, self._facts.get("run"))
+            self._folder.begin(self._last, self._facts.get("began", self._facts.get("run")))
 
     def _step(self) -> int:
         if self._counting is None:

@@ -19,8 +19,31 @@ def has_backup(directory: str | Path, told: config.Run) -> bool:
         directory: what `Backup` is given.
         told: what this process is told about its run.
     """
+    return bool(_folder(directory, told).backups())
+
+
+def began(directory: str | Path, told: config.Run, facts: dict[str, Any]) -> str:
+    """The name with which a run began that goes on, perhaps from its first step.
+
+    Args:
+        directory: what `Backup` is given.
+        told: what this process is told about its run.
+        facts: what is trained.
+
+    Raises:
+        ConfigError: the folder cannot be written.
+    """
+    try:
+        return _folder(directory, told).began(told.run, facts)
+    except OSError as error:
+        raise ConfigError(
+            f"Backups cannot be written in {directory}: {error.strerror or error}"
+        ) from error
+
+
+def _folder(directory: str | Path, told: config.Run) -> BackupFolder:
     site = told.uplink.site if told.uplink is not None else ""
-    return bool(BackupFolder(Path(directory) / site).backups())
+    return BackupFolder(Path(directory) / site)
 
 
 class Backup(callbacks.BackupAndRestore):

@@ -21,7 +21,7 @@ from tf_hips.errors import ConfigError
 from tf_hips.robust.adversary import Lone
 from tf_hips.strategies import simulate_liars
 from tf_hips.trainer import evaluator, resuming, sources
-from tf_hips.trainer.backing_up import Backup, has_backup
+from tf_hips.trainer.backing_up import Backup, began, has_backup
 from tf_hips.trainer.modes import MODES
 from tf_hips.trainer.progress import Plan, Progress, StopAt
 from tf_hips.trainer.rounds import CountedESync, MetBackup, MetCheckpoint, RoundProgress, Rounds
@@ -180,7 +180,11 @@ def _train(settings: Training, told: config.Run, name: str, data: sets.DataSet, 
     progress, used = _progress(plan, way, rounds, source, told)
     checkpoint = None
     if settings.train_dir is not None:
-        checkpoint = _checkpoint(settings, rounds, {**facts, "run": told.run})
+        named = {**facts, "run": told.run}
+        if settings.backup_dir is not None and primitives.rank() == 0:
+            # A run that is killed before its first backup begins again, and may have checkpoints.
+            named["began"] = began(settings.backup_dir, told, facts)
+        checkpoint = _checkpoint(settings, rounds, named)
         used.append(checkpoint)
     if settings.backup_dir is not None:
         used.append(_backup(settings.backup_dir, rounds, model, num_steps))
