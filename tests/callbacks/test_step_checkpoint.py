@@ -3,6 +3,7 @@
 
 import errno
 import json
+import types
 
 import numpy as np
 import pytest
@@ -149,6 +150,28 @@ def test_steps_of_optimizers_that_a_model_holds_count(tmp_path):
         *rows(), batch_size=8, epochs=2, verbose=0, callbacks=[StepCheckpoint(tmp_path, every=3)]
     )
     assert CheckpointFolder(tmp_path).steps() == [3, 6, 8]
+
+
+@pytest.mark.tf
+def test_a_fit_that_does_not_begin_leaves_no_note(tmp_path):
+    from tf_hips.callbacks import StepCheckpoint
+
+    StepCheckpoint(tmp_path, 5).end("the data are not there")
+    assert CheckpointFolder(tmp_path).ended() is None
+
+
+@pytest.mark.tf
+def test_the_note_of_a_script_has_the_run_of_its_strategy(tmp_path):
+    from tf_hips.callbacks import StepCheckpoint
+
+    used = StepCheckpoint(tmp_path, 5)
+    used._writes = True
+    used._peers = types.SimpleNamespace(
+        strategy=types.SimpleNamespace(_run=types.SimpleNamespace(run="run-1"))
+    )
+    used.end()
+    assert CheckpointFolder(tmp_path).ended("another") is None
+    assert CheckpointFolder(tmp_path).ended("run-1") is not None
 
 
 @pytest.mark.tf

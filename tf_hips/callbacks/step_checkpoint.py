@@ -57,6 +57,7 @@ class StepCheckpoint(keras.callbacks.Callback):
         self._keep = keep
         self._facts = dict(facts or {})
         self._begins = False
+        self._writes = False  # before `fit` has begun
         self._epoch = 0
         self._last = 0
         self._written = -1
@@ -116,8 +117,10 @@ class StepCheckpoint(keras.callbacks.Callback):
             reason: why it failed; None: it did not.
         """
         if self._writes:
+            strategy = self._peers.strategy
+            session = None if strategy is None else strategy._run.run
             try:
-                self._folder.end(self._last, reason, self._facts.get("run"))
+                self._folder.end(self._last, reason, self._facts.get("run", session))
             except OSError as error:
                 log.warning("The end of training cannot be noted: %s", error)
 
