@@ -568,8 +568,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         if self._peers.strategy is not None:
             path = self._folder.place(backup) / f"rank-{self._peers.rank}.strategy"
             state = self._peers.strategy.state.of_model(self.model)
-            # Lists of gradients that are not there yet take their values when they come.
-            tf.train.Checkpoint(state=state).read(str(path))
+            # Lists of gradients that are not there yet take their values when they come; where no
+            # step is left they never do, which TensorFlow would warn of.
+            tf.train.Checkpoint(state=state).read(str(path)).expect_partial()
 
     def _meta(self, backup: Backup) -> dict[str, Any]:
         return read_json(self._folder.place(backup) / _META)
