@@ -3,11 +3,13 @@
 
 import errno
 import json
+import types
 
 import numpy as np
 import pytest
 
 from tf_hips.callbacks.checkpoint_folder import WEIGHTS, CheckpointFolder, DamagedError
+from tf_hips.callbacks.folder import BackupFolder
 from tf_hips.errors import ConfigError
 
 
@@ -58,7 +60,7 @@ def test_what_a_stopped_run_left_is_swept_and_later_steps_are_refused(tmp_path):
     folder.write(5, 0, {}, write_text)
     (tmp_path / ".writing-model_step_6").mkdir()
     folder.end(5, None)
-    assert folder.ended() == {"last_step": 5, "reason": None}
+    assert folder.ended() == {"last_step": 5, "reason": None, "run": None}
     for run in (None, "mine"):
         with pytest.raises(ConfigError, match=r"without those of another.* with step 5"):
             CheckpointFolder(tmp_path).begin(0, run)
@@ -69,6 +71,23 @@ def test_what_a_stopped_run_left_is_swept_and_later_steps_are_refused(tmp_path):
     folder.write(6, 0, {"run": "mine"}, write_text)
     folder.begin(0, "mine")  # killed before its first backup
     assert folder.steps() == [5, 6]
+
+
+def test_a_run_keeps_the_name_with_which_it_began(tmp_path):
+    backups, checkpoints = BackupFolder(tmp_path / "backup"), CheckpointFolder(tmp_path / "models")
+    lenet, alexnet = {"network": "lenet"}, {"network": "alexnet"}
+    assert backups.began("first", lenet) == backups.began("second", lenet) == "first"
+    checkpoints.begin(0, "first")
+    checkpoints.write(5, 0, {"run": "first", "began": "first"}, write_text)
+    checkpoints.begin(0, backups.began("second", lenet))
+    checkpoints.write(6, 0, {"run": "second", "began": "first"}, write_text)
+    assert checkpoints.runs() == {"first", "second"}
+    checkpoints.begin(0, backups.began("third", lenet))
+    with pytest.raises(ConfigError, match="without those of another"):
+        checkpoints.begin(0, backups.began("fourth", alexnet))
+    backups.clear()
+    assert not backups.path.exists()
+    assert backups.began("fifth", alexnet) == "fifth"
 
 
 def test_a_place_that_cannot_be_written_is_said_before_training(tmp_path):
@@ -111,7 +130,7 @@ def test_weights_are_those_of_the_step(tmp_path):
     model, seen = fit(tmp_path, every=7, facts={"network": "mine"})
     folder = CheckpointFolder(tmp_path)
     assert folder.steps() == [7, 14, 21, 24]
-    assert folder.ended() == {"last_step": 24, "reason": None}
+    assert folder.ended() == {"last_step": 24, "reason": None, "run": None}
     for step in folder.steps():
         checkpoint = folder.read(step)
         assert (checkpoint.step, checkpoint.facts) == (step, {"network": "mine"})
@@ -131,6 +150,28 @@ def test_steps_of_optimizers_that_a_model_holds_count(tmp_path):
         *rows(), batch_size=8, epochs=2, verbose=0, callbacks=[StepCheckpoint(tmp_path, every=3)]
     )
     assert CheckpointFolder(tmp_path).steps() == [3, 6, 8]
+
+
+@pytest.mark.tf
+def test_a_fit_that_does_not_begin_leaves_no_note(tmp_path):
+    from tf_hips.callbacks import StepCheckpoint
+
+    StepCheckpoint(tmp_path, 5).end("the data are not there")
+    assert CheckpointFolder(tmp_path).ended() is None
+
+
+@pytest.mark.tf
+def test_the_note_of_a_script_has_the_run_of_its_strategy(tmp_path):
+    from tf_hips.callbacks import StepCheckpoint
+
+    used = StepCheckpoint(tmp_path, 5)
+    used._writes = True
+    used._peers = types.SimpleNamespace(
+        strategy=types.SimpleNamespace(_run=types.SimpleNamespace(run="run-1"))
+    )
+    used.end()
+    assert CheckpointFolder(tmp_path).ended("another") is None
+    assert CheckpointFolder(tmp_path).ended("run-1") is not None
 
 
 @pytest.mark.tf

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Output on a terminal: colours, one live line; and what a pipe's bytes become."""
 
+import errno
 import io
 
 import pytest
@@ -91,6 +92,41 @@ def test_a_reader_that_has_gone_is_noted() -> None:
     printer = Printer(Closed(), io.BytesIO(), None)
     printer.line("a", "x", is_error=False)
     assert printer.is_broken
+
+
+def test_a_full_disk_loses_lines_and_says_how_many() -> None:
+    class Disk(io.RawIOBase):
+        """Has room for some bytes more."""
+
+        def __init__(self) -> None:
+            self.room, self.text = 100, b""
+
+        def writable(self) -> bool:
+            return True
+
+        def write(self, data: bytes) -> int:
+            if not self.room:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            taken = bytes(data[: self.room])
+            self.room -= len(taken)
+            self.text += taken
+            return len(taken)
+
+    disk = Disk()
+    out = io.BufferedWriter(disk)
+    printer = Printer(out, io.BytesIO(), None)
+    printer.line("a", "one", is_error=False)
+    disk.room = 5
+    for text in ("two", "three"):
+        printer.line("a", text, is_error=False)
+    printer.finish()
+    assert not printer.is_broken
+    out.flush()  # nothing is left that would fail when the process ends
+    disk.room = 100
+    printer.line("a", "four", is_error=False)
+    printer.finish()
+    told = "tf-hips: 2 lines could not be written here"
+    assert disk.text.decode().splitlines() == ["[a] one", "[a] t", told, "[a] four"]
 
 
 NOTICES = [

@@ -141,6 +141,17 @@ def test_other_hosts_go_through_horovodrun(tell: str, tmp_path: Path) -> None:
     assert facts["arguments"] == ["--epochs", "3"]
 
 
+def test_a_folder_that_other_hosts_cannot_enter_is_refused(
+    tell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my job").mkdir()
+    monkeypatch.chdir(tmp_path / "my job")
+    done = party("-H", "far.example:1", "--", tell)
+    assert done.returncode == 2
+    assert "its path must have no spaces" in done.stderr
+    assert party("-H", "localhost:1", "--", tell).returncode == 0
+
+
 def test_a_hostfile_is_read(tell: str, tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("# ours\nlocalhost slots=2\n\n")

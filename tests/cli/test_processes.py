@@ -141,7 +141,12 @@ class Marking(io.BytesIO):
 
 
 @pytest.mark.parametrize(
-    "exception", ["Traceback (most recent call last):", "tf_hips.errors.PeerError: gone"]
+    "exception",
+    [
+        "Traceback (most recent call last):",
+        "tf_hips.errors.PeerError: gone",
+        "tf-hips train: error: mnist is not there",
+    ],
 )
 def test_the_exception_that_came_first_is_named_even_when_its_process_ends_last(
     tmp_path: Path, exception: str

@@ -4,6 +4,7 @@
 import os
 import re
 import shutil
+import signal
 import stat
 import subprocess
 from pathlib import Path
@@ -119,6 +120,18 @@ def test_the_server_of_kubernetes(source: Path) -> None:
     assert {"name": "data", "emptyDir": {}} in volumes
 
 
+def test_other_options_of_a_server_are_another_pod(source: Path) -> None:
+    def template() -> dict[str, Any]:
+        assert deploy(source) == 0
+        text = written(source)["kubernetes/server-hub.yaml"]
+        return objects(text)["Deployment"]["spec"]["template"]
+
+    first, again = template(), template()
+    server = yaml.safe_load(source.read_text())["server"]
+    change(source, server={**server, "compression": "terngrad"})
+    assert first == again != template()
+
+
 def test_a_server_of_kubernetes_takes_its_file(source: Path, tmp_path: Path) -> None:
     """The command itself reads what it would be given."""
     assert deploy(source) == 0
@@ -219,6 +232,13 @@ def test_systemd_takes_the_units(source: Path) -> None:
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
+def test_a_party_that_is_stopped_has_not_failed(source: Path) -> None:
+    assert deploy(source) == 0
+    unit = written(source)["systemd/tf-hips-digits-party-west.service"]
+    # `party.report` ends with 128 + SIGTERM.
+    assert f"SuccessExitStatus={128 + signal.SIGTERM}\n" in unit
+
+
 def test_a_server_below_port_1024_may_take_it(source: Path) -> None:
     change(source, servers=[{"site": "hub", "host": "h", "address": "h:443"}])
     assert deploy(source) == 0
@@ -309,6 +329,15 @@ def test_sshd_takes_the_configuration_of_the_image(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "port 2222\n" in done.stdout
     assert f"authorizedkeysfile {container.SSH_FOLDER}/authorized_keys\n" in done.stdout
+
+
+def test_the_script_of_the_image_may_write_beside_itself() -> None:
+    text = container.containerfile()
+    [user] = re.findall(r"^USER (\d+)$", text, re.MULTILINE)
+    assert f"groupadd --gid {user} tf_hips " in text
+    assert f"useradd --uid {user} --gid tf_hips " in text
+    assert f"COPY --chown={user}:{user} job/ {container.JOB}/\n" in text
+    assert f"install -d -o tf_hips -g tf_hips {container.JOB} " in text
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -288,6 +288,23 @@ def test_no_key_travels_with_the_script(folder: Path) -> None:
     assert ("party-west", "w2") in sent(folder, exclude=["id"])
 
 
+@pytest.mark.parametrize(
+    ("pattern", "left"),
+    [
+        ("data/*.bin", {"train.py", "data/a.txt", "x.bin"}),
+        ("./data/", {"train.py", "x.bin"}),
+        ("data/a*", {"train.py", "data/b.bin", "x.bin"}),
+        ("*.bin", {"train.py", "data/a.txt"}),
+    ],
+)
+def test_a_pattern_with_a_slash_is_that_of_a_path(folder: Path, pattern: str, left: set) -> None:
+    for name in ("data/a.txt", "data/b.bin", "x.bin"):
+        (folder / "job" / name).parent.mkdir(exist_ok=True)
+        (folder / "job" / name).touch()
+    found = sent(folder, exclude=[pattern])["party-west", "w2"]
+    assert found == {f"job/{name}" for name in left}
+
+
 def test_links_are_sent_as_links(folder: Path) -> None:
     """What a link leads to is not read, so no key comes along that way."""
     (folder / "job" / "keys").symlink_to("../pki")

@@ -56,6 +56,21 @@ def test_traffic_counts_both_ways_of_all_parties() -> None:
     assert traffic.measured[before_the_end - 1] == 2 * (5100 + 4 * 310)
 
 
+def test_bytes_are_those_of_all_processes_of_a_party() -> None:
+    first = [event for event in run_events() if event["site"] == "west"]
+    before = [event(0, "joined", "west"), *(one for one in first if one["event"] != "left")]
+    after = [
+        event(10, "joined", "west"),
+        event(11, "first_sync", "west", sent=20, received=30),
+        event(12, "round", "west", round=4, sent=150, received=160),
+    ]
+    killed = report.traffic([*before, *after])
+    assert killed.measured[-1] == 5100 + 4 * 310 + 50 + 310
+    left = report.traffic([*before, *after, event(13, "left", "west", sent=200, received=200)])
+    assert left.measured[-1] == 5100 + 4 * 310 + 400
+    assert left.dense[-1] == killed.dense[-1] == 5 * 8 * NUM_ELEMENTS
+
+
 def test_summary_has_the_lowest_accuracy_and_compares_all_replicas() -> None:
     events = run_events()
     same = report.summarise(events)
@@ -126,6 +141,13 @@ def test_a_folder_may_hold_older_runs() -> None:
     assert report.summarise(both) == report.summarise(alone)
     assert report.traffic(both) == report.traffic(alone)
     assert report.epochs(both) == report.epochs(alone)
+
+
+def test_a_run_is_that_of_workers() -> None:
+    alone = run_events()
+    evaluation = event(99, "evaluation", "local", step=5) | {"run": "local", "role": "evaluator"}
+    assert report.newest_run([*alone, evaluation]) == alone
+    assert report.newest_run([evaluation]) == [evaluation]
 
 
 def test_a_report_needs_no_tensorflow() -> None:

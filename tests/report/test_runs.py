@@ -101,6 +101,13 @@ def test_a_run_of_events_by_hand(tmp_path):
     assert run.bytes_per_s == run.slow_bytes / 4.0
 
 
+def test_an_interval_that_was_made_twice_counts_once(tmp_path):
+    events = trained()
+    again = [one | {"time_us": one["time_us"] + 1} for one in events if one.get("epoch") == 2]
+    [run] = runs.read(write_events(tmp_path / "one", [*events, *again]))
+    assert [(one.samples, one.seconds) for one in run.workers] == [(200, 4.0)] * 2
+
+
 def test_one_device_has_no_traffic_and_no_share(tmp_path):
     [run] = runs.read(write_events(tmp_path / "one", trained("local", sites=("local",))))
     assert run.is_single
@@ -282,6 +289,22 @@ def test_what_is_no_run_is_refused(tmp_path):
     other.write_text('{"a": {"b": {"accuracy_list": ["x"]}}}')
     with pytest.raises(ConfigError, match="must be a summary of ESync"):
         runs.read(other)
+
+
+def test_a_folder_that_is_no_run_is_left_out(tmp_path):
+    write_events(tmp_path / "logs", trained())
+    write_events(tmp_path / "of-server", [event(1, "started") | {"role": "global-server"}])
+    for name, text in {
+        "report/numbers.json": "[]",
+        "models/evaluations.jsonl": '{"step": 1}\n',
+    }.items():
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(text)
+    [run] = runs.read(tmp_path)
+    assert run.source == str(tmp_path / "logs")
+    (tmp_path / "logs").rename(tmp_path.parent / "logs")
+    with pytest.raises(ConfigError, match="Received: none of them"):
+        runs.read(tmp_path)
 
 
 @pytest.fixture(scope="module")

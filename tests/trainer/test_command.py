@@ -243,6 +243,7 @@ def test_print_config_is_read_back(command, tmp_path, capsys, monkeypatch):
         (["-m", "dcasgd", "--momentum", "0.9"], "has no momentum"),
         (["-m", "local", "--compression", "onebit"], "on one device, without `compression`"),
         (["-m", "local", "--split", "class"], "on one device, without `split`"),
+        (["-l", "0.1", "--set", "optimizer.learning_rate=0.5"], "exclude each other"),
         (["-l", "0"], "`learning_rate` must be positive"),
     ],
 )
@@ -273,6 +274,18 @@ def test_each_worker_has_its_device(words, local_rank, visible, command, monkeyp
     _, told, environment = command("train", *WHAT, *words)
     assert environment.get("CUDA_VISIBLE_DEVICES") == visible
     assert told.needs_gpu == (visible not in (None, "-1") or "--enable-gpu" in words)
+
+
+def test_a_gpu_is_one_of_those_that_may_be_seen(command, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-5a")
+    for number, visible in (("0", "4"), ("1", "GPU-5a")):
+        monkeypatch.setenv("TF_HIPS_LOCAL_WORKER", number)
+        _, _, environment = command("train", *WHAT, "--device", "gpu0,gpu1")
+        assert environment["CUDA_VISIBLE_DEVICES"] == visible
+    for given, number in (("4,5", 2), ("4,-1,5", 1), ("", 0), ("-1", 0)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+        with pytest.raises(arguments.UsageError, match="GPUs that may be seen"):
+            command("train", *WHAT, "--gpu", str(number))
 
 
 def test_workers_of_a_machine_are_numbered_over_all_sites(command, monkeypatch):

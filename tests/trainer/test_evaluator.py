@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.support.eventually import eventually
+from tf_hips import log
 from tf_hips.callbacks.checkpoint_folder import WEIGHTS, CheckpointFolder
 from tf_hips.errors import ConfigError, PeerError
 from tf_hips.trainer.settings import Evaluation
@@ -214,6 +215,56 @@ def test_a_second_evaluator_goes_on_behind_the_first(quick, folder, write):
     assert evaluate(folder) == 0
 
 
+def test_lines_of_other_runs_and_folders_are_not_those_of_this_one(
+    quick, folder, write, tmp_path, capsys
+):
+    def begin_anew(name):
+        shutil.rmtree(folder.path)
+        folder.begin(0)
+        write(20, FACTS | {"run": name})
+
+    def told():
+        return [json.loads(line)["run"] for line in output.read_text().splitlines()]
+
+    output = tmp_path / "all.jsonl"
+    begin_anew("first")
+    assert evaluate(folder, output=str(output)) == 1
+    begin_anew("second")
+    assert evaluate(folder, output=str(output)) == 1
+    assert told() == ["first", "second"]
+    capsys.readouterr()
+    assert evaluate(folder, output=str(output)) == 0
+    assert "nothing to evaluate after step 20" in capsys.readouterr().out
+    elsewhere = CheckpointFolder(folder.path.rename(tmp_path / "moved"))
+    assert evaluate(elsewhere, output=str(output)) == 1
+    assert told() == ["first", "second", "second"]
+
+
+def test_the_end_of_an_earlier_session_is_not_that_of_this_run(
+    quick, folder, write, monkeypatch, tmp_path
+):
+    from tf_hips import config
+
+    config.dump(config.Run(run="this"), tmp_path / "run.yaml")
+    monkeypatch.setenv(config.CONFIG_VARIABLE, str(tmp_path / "run.yaml"))
+    monkeypatch.setenv(config.ROLE_VARIABLE, "evaluator")
+    write(10)
+    folder.end(10, None, "earlier")
+    following = Following(folder, timeout_s=None)
+    following.wait_for(1)
+    write(20)
+    folder.end(20, None, "this")
+    following.join()
+    assert [line["step"] for line in lines(folder)] == [10, 20]
+
+
+def test_its_events_are_of_the_run_that_it_evaluates(quick, folder, write, tmp_path):
+    write(10, FACTS | {"run": "train-1"})
+    evaluate(folder, log_dir=str(tmp_path / "events"))
+    [event] = log.read_events(tmp_path / "events")
+    assert (event["run"], event["role"], event["step"]) == ("train-1", "evaluator", 10)
+
+
 def test_every_so_many_steps(quick, folder, write):
     for step in (10, 20, 31, 32, 59, 61):
         write(step)
@@ -239,7 +290,7 @@ def test_without_a_limit_it_waits_for_as_long_as_training_takes(folder, quick, w
     monkeypatch.setattr(evaluator, "time", clock)
     polls = []
     ended = folder.ended
-    monkeypatch.setattr(CheckpointFolder, "ended", lambda _: polls.append(None) or ended())
+    monkeypatch.setattr(CheckpointFolder, "ended", lambda *_: polls.append(None) or ended())
     following = Following(folder, timeout_s=None)
     while len(polls) < 5:
         assert following.thread.is_alive(), following.error

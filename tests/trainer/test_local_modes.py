@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Modes with local steps: what their options mean, and runs of them by the launcher."""
 
+import dataclasses
+
 import pytest
 
 from tests.trainer.test_training import launched
@@ -156,6 +158,19 @@ def counted():
     loop._planned = loop.plan(1)
     loop._steps = 2
     return loop
+
+
+@pytest.mark.tf
+def test_parties_of_unequal_rows_test_after_as_many_rounds():
+    from tf_hips.trainer.rounds import Rounds
+
+    of_few, of_many = (Rounds(None, steps, epochs=1) for steps in (5, 61))
+    settings = Training("lenet", "digits", mode="fedavg", epochs=9)
+    intervals = [one.interval(settings, 44, 9 * one.steps) for one in (of_few, of_many)]
+    assert intervals == [5, 61]
+    settings = dataclasses.replace(settings, eval_duration=2)
+    intervals = [one.interval(settings, 44, 9 * one.steps) for one in (of_few, of_many)]
+    assert intervals == [2 * 5, 2 * 61]
 
 
 @pytest.mark.tf

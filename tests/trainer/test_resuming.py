@@ -2,6 +2,7 @@
 """`--resume-from net.meta`: there and back again, and what cannot be gone on from."""
 
 import json
+import types
 
 import pytest
 
@@ -45,6 +46,7 @@ def test_there_and_back_again(alone, tmp_path):
     assert [one["step"] for one in epochs] == [25, 30]
     lists = trees.summarise_tree(tmp_path / "trees")["local"]["cpu"]
     assert lists["num_samples_list"] == [320, 160, 320, 160]
+    assert lists["elapsed_time_list"] == sorted(lists["elapsed_time_list"])
     with pytest.raises(ConfigError, match=r"must have steps left\. Received: 30 of 30 steps"):
         alone(max_steps=30, resume_from=str(place), **common)
     with pytest.raises(ConfigError, match=r"must be of simplenet for digits\. Received: .*another"):
@@ -127,3 +129,35 @@ def test_what_cannot_be_gone_on_from_is_one_line(told, files, message, tmp_path)
 def test_one_way_to_go_on_at_a_time():
     with pytest.raises(ConfigError, match="`resume_from` and `backup_dir` exclude each other"):
         Training("lenet", "digits", resume_from="a", backup_dir="b")
+
+
+@pytest.mark.parametrize(
+    ("step", "epoch", "begin_s", "numbers", "before_s"),
+    [
+        (20, 2, None, [1, 2, 3], 20.0),  # from a backup: the third interval is made again
+        (30, 5, 1.0, [1, 2, 3, 4], 30.0),  # from weights, with intervals of another length
+        (0, 0, 1.0, [1], 0.0),  # with local steps a run begins at 0
+    ],
+)
+def test_the_clock_and_numbers_of_a_tree_go_on(tmp_path, step, epoch, begin_s, numbers, before_s):
+    from tf_hips.trainer.progress import Plan, Progress
+
+    folder = tmp_path / "local" / "cpu"
+    told = {"computing_s": 9.0, "aggregation_s": 0.0, "evaluation_s": 1.0, "num_samples": 10}
+    for number in (1, 2, 3):
+        trees.write_iteration(folder, number, **told, total_s=10.0 * number, accuracy=0.5)
+    plan = Plan(90, 10, 1, 1, 1.0, 0.1, tree=folder, is_first=False, begin_s=begin_s)
+    progress = Progress(plan, lambda *_, **__: None, None)
+    optimizer = types.SimpleNamespace(iterations=step)
+    progress._model = types.SimpleNamespace(optimizer=optimizer)
+    progress._peers = types.SimpleNamespace(rank=1)
+    progress.on_train_begin()
+    progress.on_epoch_begin(epoch)
+    optimizer.iterations += 10
+    progress.on_epoch_end(epoch, {"loss": 1.0})
+    lists = trees.summarise_tree(tmp_path)["local"]["cpu"]
+    assert len(lists["elapsed_time_list"]) == len(numbers)
+    assert before_s <= lists["elapsed_time_list"][-1] < before_s + 10
+    progress.on_epoch_begin(epoch + 1)
+    progress.on_epoch_end(epoch + 1, {"loss": 1.0})
+    assert (folder / f"iter-{numbers[-1] + 1}.txt").exists()

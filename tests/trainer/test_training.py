@@ -62,7 +62,8 @@ def test_one_device_leaves_everything_behind(alone, tmp_path, capsys):
     assert [one["samples"] for one in epochs] == [320, 320, 160]
     assert epochs[-1]["test_accuracy"] == events[-1]["test_accuracy"] > 0.3
     assert CheckpointFolder(tmp_path / "models").steps() == [10, 20, 25]
-    assert CheckpointFolder(tmp_path / "models").ended() == {"last_step": 25, "reason": None}
+    ended = CheckpointFolder(tmp_path / "models").ended()
+    assert ended == {"last_step": 25, "reason": None, "run": events[0]["run"]}
     lists = trees.summarise_tree(tmp_path / "trees")["local"]["cpu"]
     assert lists["num_samples_list"] == [320, 320, 160]
     assert lists["accuracy_list"][-1] == round(epochs[-1]["test_accuracy"], 3)
@@ -122,7 +123,7 @@ def test_a_run_that_fails_says_so_and_takes_its_bar_away(alone, tmp_path, monkey
     with pytest.raises(RuntimeError):
         alone(max_steps=6, eval_duration=2, batch_size=16, train_dir=str(tmp_path))
     ended = CheckpointFolder(tmp_path).ended()
-    assert ended == {"last_step": 4, "reason": "RuntimeError: this one gives up"}
+    assert (ended["last_step"], ended["reason"]) == (4, "RuntimeError: this one gives up")
     shown = capsys.readouterr().out
     assert "\x1b[?25h" in shown.rpartition("\x1b[?25l")[2], "the cursor is there again"
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
@@ -416,6 +417,44 @@ def test_modes_that_do_not_fit_the_run_are_refused(tmp_path, mode, launcher, mes
     assert "Traceback" not in output
 
 
+def test_a_run_that_is_killed_before_its_first_backup_begins_again(alone, tmp_path, monkeypatch):
+    from tf_hips.trainer import progress
+
+    def train(**options):
+        told = {"max_steps": 4, "eval_duration": 4, "eval_freq": 2, "batch_size": 16}
+        folders = {name: str(tmp_path / name) for name in ("train_dir", "backup_dir")}
+        alone(**told, **folders, **options)
+
+    def fail(self, batch, logs=None):
+        if int(self.model.optimizer.iterations) == 3:
+            raise RuntimeError("power cut")
+
+    with monkeypatch.context() as killed:
+        killed.setattr(progress.StopAt, "on_train_batch_end", fail)
+        with pytest.raises(RuntimeError, match="power cut"):
+            train()
+    assert CheckpointFolder(tmp_path / "train_dir").steps() == [2]
+    train()
+    assert CheckpointFolder(tmp_path / "train_dir").steps() == [2, 4]
+    assert not (tmp_path / "backup_dir").exists()
+    with pytest.raises(ConfigError, match="without those of another"):
+        train()  # that one is over
+
+
+def test_a_party_that_comes_back_has_not_ended(alone, tmp_path, monkeypatch):
+    from tf_hips.trainer import progress
+
+    def fail(self, batch, logs=None):
+        raise RuntimeError("this one gives up")
+
+    monkeypatch.setattr(progress.StopAt, "on_train_batch_end", fail)
+    config.dump(config.Run(run="r", comes_back=True), tmp_path / "run.yaml")
+    monkeypatch.setenv(config.CONFIG_VARIABLE, str(tmp_path / "run.yaml"))
+    with pytest.raises(RuntimeError, match="this one gives up"):
+        alone(max_steps=2, batch_size=16, train_dir=str(tmp_path / "models"))
+    assert CheckpointFolder(tmp_path / "models").ended() is None
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_run_that_was_stopped_goes_on_as_if_it_was_not(alone, tmp_path, monkeypatch):
@@ -454,3 +493,32 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_was_not(alone, tmp_path, monkey
     told = [one["step"] for one in parts if one["event"] == "epoch"]
     assert told == [10, 20, 30, 30, 40]
     assert CheckpointFolder(tmp_path / "parts-models").steps() == [15, 30, 40]
+
+
+def test_a_run_whose_last_interval_is_cut_is_over(alone, tmp_path, monkeypatch, capsys):
+    from tf_hips.trainer.backing_up import Backup
+
+    def train():
+        alone(
+            max_steps=5,
+            eval_duration=2,
+            batch_size=16,
+            backup_dir=str(tmp_path / "backup"),
+            train_dir=str(tmp_path / "models"),
+            log_dir=str(tmp_path / "events"),
+        )
+
+    with monkeypatch.context() as killed:  # before it could delete its backups
+        killed.setattr(Backup, "_clear", lambda self: None)
+        train()
+    assert (tmp_path / "backup").exists()
+    train()
+    assert "all steps were made before" in capsys.readouterr().out
+    assert not (tmp_path / "backup").exists()
+    events = log.read_events(tmp_path / "events")
+    assert [one["step"] for one in events if one["event"] == "epoch"] == [2, 4, 5]
+    results = [one for one in events if one["event"] == "result"]
+    assert len({one["fingerprint"] for one in results}) == 1 < len(results)
+    folder = CheckpointFolder(tmp_path / "models")
+    assert (folder.steps(), folder.read(5).epoch) == ([5], 3)
+    assert folder.ended()["last_step"] == 5

@@ -203,12 +203,16 @@ class BackupAndRestore(keras.callbacks.Callback):
         if self._resumed is not None:
             self.model._initial_epoch = self._outer_epoch
         resuming.begin_anew(self.model)
-        if self._delete:
-            num_epochs = (self.params or {}).get("epochs")
-            is_over = num_epochs is None or self._next_epoch >= num_epochs
-            if all(self._peers.gather_from_all(is_over, "the end of the run")):
-                self._folder.note_over()
-                self._peers.on_first(self._clear)
+        if self._delete and all(
+            self._peers.gather_from_all(self._has_ended(), "the end of the run")
+        ):
+            self._folder.note_over()
+            self._peers.on_first(self._clear)
+
+    def _has_ended(self) -> bool:
+        """Whether this worker has nothing left to train: not where something stopped it before."""
+        num_epochs = (self.params or {}).get("epochs")
+        return num_epochs is None or self._next_epoch >= num_epochs
 
     def _offer(self, newest: Callable[[], Path] | None) -> None:
         if self._peers.backups is not None and self._peers.rank == 0:
@@ -569,8 +573,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         if self._peers.strategy is not None:
             path = self._folder.place(backup) / f"rank-{self._peers.rank}.strategy"
             state = self._peers.strategy.state.of_model(self.model)
-            # Lists of gradients that are not there yet take their values when they come.
-            tf.train.Checkpoint(state=state).read(str(path))
+            # Lists of gradients that are not there yet take their values when they come; where no
+            # step is left they never do, which TensorFlow would warn of.
+            tf.train.Checkpoint(state=state).read(str(path)).expect_partial()
 
     def _meta(self, backup: Backup) -> dict[str, Any]:
         return read_json(self._folder.place(backup) / _META)

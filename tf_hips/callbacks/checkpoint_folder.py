@@ -4,7 +4,7 @@
     model_step_50/model.weights.h5     weights, as Keras writes them
     model_step_50/checkpoint.json      the step, the epoch, what the model is, size and SHA-256 of
                                        the weights
-    training_ended.json                the last step, and why training ended if it failed
+    training_ended.json                the last step, why training ended if it failed, and the run
 
 Invariant: a folder gets its name after everything inside is on the disk. So a checkpoint is whole
 or not there, and one that is not whole was damaged on its way here. It imports no TensorFlow.
@@ -81,13 +81,14 @@ class CheckpointFolder:
 
         Args:
             step: where the run is; 0: at its beginning.
-            run: its identity, if it has one that is also that of its earlier attempts.
+            run: its identity, if it has one that is also that of its earlier attempts: what
+                checkpoints call `began`, or else `run`.
 
         Raises:
             ConfigError: another run has written here, or the directory cannot be written.
         """
         there = self.steps()
-        if step == 0 and there and not (run is not None and self._run_of(there[-1]) == run):
+        if step == 0 and there and not (run is not None and self._began(there[-1]) == run):
             raise ConfigError(
                 "The checkpoints of a run that begins need a folder without those of another. "
                 f"Received: {self.path}, with step {there[-1]}"
@@ -106,11 +107,21 @@ class CheckpointFolder:
                 f"Checkpoints cannot be written to {self.path}: {error.strerror or error}"
             ) from error
 
-    def _run_of(self, step: int) -> Any:
+    def runs(self) -> set[str]:
+        """The runs that have written here, of those that have a name."""
+        found = {self._facts(step).get("run") for step in self.steps()}
+        return {run for run in found if isinstance(run, str)}
+
+    def _began(self, step: int) -> Any:
+        facts = self._facts(step)
+        return facts.get("began", facts.get("run"))
+
+    def _facts(self, step: int) -> Mapping[str, Any]:
         try:
-            return self.read(step).facts.get("run")
-        except (DamagedError, OSError):
-            return None
+            told = json.loads((self.place(step) / _META).read_text(encoding="utf-8"))
+            return dict(told["facts"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
 
     def write(
         self, step: int, epoch: int, facts: Mapping[str, Any], save: Callable[[Path], None]
@@ -181,19 +192,25 @@ class CheckpointFolder:
             raise DamagedError(f"{place / WEIGHTS} is not what was written")
         return checkpoint
 
-    def end(self, step: int, reason: str | None) -> None:
-        """Says to who follows that no more checkpoints come."""
+    def end(self, step: int, reason: str | None, run: str | None = None) -> None:
+        """Says to who follows that no more checkpoints come from `run`, if that has a name."""
         draft = self.path / f"{_WRITING}ended"
-        draft.write_text(json.dumps({"last_step": step, "reason": reason}) + "\n", encoding="utf-8")
+        told = {"last_step": step, "reason": reason, "run": run}
+        draft.write_text(json.dumps(told) + "\n", encoding="utf-8")
         draft.replace(self.path / _ENDED)
 
-    def ended(self) -> Mapping[str, Any] | None:
-        """What `end` said; None while training goes on."""
+    def ended(self, run: str | None = None) -> Mapping[str, Any] | None:
+        """What `end` said; None while training goes on.
+
+        Args:
+            run: the one that is followed: what another has left there does not count.
+        """
         try:
             found: Mapping[str, Any] = json.loads((self.path / _ENDED).read_text(encoding="utf-8"))
         except (FileNotFoundError, ValueError):
             return None
-        return found
+        is_other = run is not None and found.get("run") not in (None, run)
+        return None if is_other else found
 
 
 def _digest(path: Path) -> tuple[int, str]:

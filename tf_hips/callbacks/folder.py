@@ -4,6 +4,7 @@
     00000007-epoch-2-step-40/   a whole backup: the next step is step 40 of epoch 2
     .writing-00000008-.../      one that is being written, or was when everything stopped
     .deleting-00000006-.../     one that is being deleted
+    began.json                  which run began here, where its trainer says so
 
 A backup is whole when it has its name, which a rename gives it after everything inside is on the
 disk. Ranks write into it together; rank 0 names, lists and deletes.
@@ -26,6 +27,7 @@ from tf_hips.errors import ConfigError
 _NAME = re.compile(r"(\d{8,})-epoch-(\d+)-step-(\d+)")
 _WRITING, _DELETING = ".writing-", ".deleting-"
 _PROBE = ".probe-"
+_BEGAN = "began.json"
 # A remote file system may show a new file late.
 _PATIENCE_S = 10.0
 _over: collections.Counter[Path] = collections.Counter()
@@ -66,6 +68,27 @@ class BackupFolder:
     def note_over(self) -> None:
         """A run that used it is over, and leaves nothing."""
         _over[self.path.resolve()] += 1
+
+    def began(self, run: str, facts: dict[str, Any]) -> str:
+        """The name with which a run began that is not over; `run` where it begins now.
+
+        Args:
+            run: its name in this session.
+            facts: JSON values; with others it is another run.
+
+        Raises:
+            OSError: the directory cannot be written.
+        """
+        path = self.path / _BEGAN
+        with contextlib.suppress(FileNotFoundError, ConfigError):
+            told = read_json(path)
+            if told.get("facts") == facts and isinstance(told.get("run"), str):
+                return str(told["run"])
+        self.path.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f".{_BEGAN}")
+        draft.write_text(json.dumps({"run": run, "facts": facts}), encoding="utf-8")
+        draft.replace(path)
+        return run
 
     def write_probe(self) -> str:
         """Makes the directory and a file in it; returns the file's name."""
@@ -142,6 +165,7 @@ class BackupFolder:
         for backup in self.backups():
             self.place(backup).rename(self.path / f"{_DELETING}{backup.name}")
         self._sweep()
+        (self.path / _BEGAN).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self.path.rmdir()
 

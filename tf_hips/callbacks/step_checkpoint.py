@@ -41,7 +41,8 @@ class StepCheckpoint(keras.callbacks.Callback):
                 `steps_per_execution` the first step that is seen after a multiple of it.
             keep: how many stay; None: all.
             facts: what the model is, JSON values that the evaluator reads: `network`, `dataset`;
-                and `run`, if the run has a name that its earlier attempts had, too.
+                `run`, if the run has a name, and `began`, that of its first session if a run that
+                is started again has another.
 
         Raises:
             ValueError: an argument is out of range.
@@ -56,6 +57,7 @@ class StepCheckpoint(keras.callbacks.Callback):
         self._keep = keep
         self._facts = dict(facts or {})
         self._begins = False
+        self._writes = False  # before `fit` has begun
         self._epoch = 0
         self._last = 0
         self._written = -1
@@ -82,11 +84,7 @@ class StepCheckpoint(keras.callbacks.Callback):
         """
         del logs
         self._epoch = epoch
-        if self._begins:
-            self._begins = False
-            self._last = self._step()
-            self._written = -1
-            self._peers.together(self._make_ready)
+        self._begin()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Writes one, if one is due."""
@@ -104,8 +102,11 @@ class StepCheckpoint(keras.callbacks.Callback):
     def on_train_end(self, logs: Any = None) -> None:
         """Writes the last one, and that there are no more."""
         del logs
+        has_trained = not self._begins  # a run that goes on may have no step left
+        self._begin()
         step = self._step()
-        if step != self._written and step > 0:
+        is_there = step == self._written or (not has_trained and step in self._folder.steps())
+        if step > 0 and not is_there:
             self._write(step)
         self.end()
 
@@ -116,14 +117,23 @@ class StepCheckpoint(keras.callbacks.Callback):
             reason: why it failed; None: it did not.
         """
         if self._writes:
+            strategy = self._peers.strategy
+            session = None if strategy is None else strategy._run.run
             try:
-                self._folder.end(self._last, reason)
+                self._folder.end(self._last, reason, self._facts.get("run", session))
             except OSError as error:
                 log.warning("The end of training cannot be noted: %s", error)
 
+    def _begin(self) -> None:
+        if self._begins:
+            self._begins = False
+            self._last = self._step()
+            self._written = -1
+            self._peers.together(self._make_ready)
+
     def _make_ready(self) -> None:
         if self._writes:
-            self._folder.begin(self._last, self._facts.get("run"))
+            self._folder.begin(self._last, self._facts.get("began", self._facts.get("run")))
 
     def _step(self) -> int:
         if self._counting is None:

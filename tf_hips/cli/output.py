@@ -78,6 +78,7 @@ class Printer:
         # Zero is the level of those who want to see everything.
         self._hides_notices = os.environ.get("TF_CPP_MIN_LOG_LEVEL") != "0"
         self.is_broken = False
+        self._lost: dict[IO[bytes], int] = {}  # lines of each stream that cannot be written
 
     def line(self, role: str, text: str, *, is_error: bool) -> None:
         """Writes one line; a bar's update is shown live or not at all, a notice is left out."""
@@ -100,8 +101,10 @@ class Printer:
             self._show_live(f"[{role}] {_ESCAPE.sub('', text)}"[: width - 1])
 
     def finish(self) -> None:
-        """Clears the live line."""
+        """Clears the live line, and says what was lost if that can be said by now."""
         self._show_live("")
+        for stream in list(self._lost):
+            self._write(stream, "")
 
     def _show_live(self, text: str) -> None:
         if text != self._live:
@@ -118,8 +121,11 @@ class Printer:
         if self.is_broken:
             return
         try:
-            stream.write(text.encode("utf-8", errors="replace"))
-            stream.flush()
+            if stream in self._lost:
+                lost = f"\ntf-hips: {self._lost[stream]} lines could not be written here\n"
+                _put(stream, lost.encode())
+                del self._lost[stream]
+            _put(stream, text.encode("utf-8", errors="replace"))
         except BrokenPipeError:  # nobody reads us any more; the job ends, see Job
             self.is_broken = True
             # What the stream still holds goes nowhere; Python would fail to flush it at its exit,
@@ -128,6 +134,23 @@ class Printer:
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nowhere, stream.fileno())
                 os.close(nowhere)
+        except OSError:  # a disk that is full ends no training
+            self._lost[stream] = self._lost.get(stream, 0) + text.count("\n")
+
+
+def _put(stream: IO[bytes], data: bytes) -> None:
+    """Writes at once; a buffer would keep what fails, and fail again when the process ends."""
+    stream.flush()
+    raw = getattr(stream, "raw", None)
+    if raw is None:
+        stream.write(data)
+        stream.flush()
+        return
+    while data:
+        number = raw.write(data)
+        if number is None:
+            raise BlockingIOError("a stream that takes no more for now")
+        data = data[number:]
 
 
 def _last_state(line: bytes) -> str:

@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import dataclasses
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -397,6 +398,12 @@ def _start_remote_workers(
     if program is None:
         raise arguments.UsageError(
             "workers on other hosts need the program `horovodrun` on the path"
+        )
+    here = str(Path.cwd())
+    if shlex.quote(here) != here:
+        raise arguments.UsageError(
+            "workers on other hosts are started in this folder by `cd`, which horovodrun does not "
+            f"quote: its path must have no spaces and signs of a shell. Received: {here!r}"
         )
     if socket.gethostbyname(socket.gethostname()).startswith("127."):
         sys.stderr.write(

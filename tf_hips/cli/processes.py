@@ -44,8 +44,11 @@ _READ_BYTES = 1 << 16
 # A follower has to evaluate what the last worker has left, or finds that this never came.
 _FOLLOWER_GRACE_S = 3600.0
 _LONGEST_PAUSE_S = 30.0  # before a group is started again
-# How the text of an uncaught exception begins: Python's own way, and `errors.print_in_one_line`'s.
-_EXCEPTION = re.compile(r"Traceback \(most recent call last\)|tf_hips\.errors\.\w+: ")
+# How the text of an uncaught exception begins: Python's own way, `errors.print_in_one_line`'s, and
+# that of a command such as `tf-hips train`.
+_EXCEPTION = re.compile(
+    r"Traceback \(most recent call last\)|tf_hips\.errors\.\w+: |tf-hips [\w-]+: error: "
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -376,8 +379,9 @@ class Job:
             self._turn_until(until, self._grace_s if number == signal.SIGTERM else None)
 
     def _say(self, text: str) -> None:
-        sys.stderr.write(f"tf-hips: {text}\n")
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):  # a disk that is full ends no training
+            sys.stderr.write(f"tf-hips: {text}\n")
+            sys.stderr.flush()
 
     def _running(self) -> list[_Child]:
         return [child for child in self._children if child.code is None]

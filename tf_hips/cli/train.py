@@ -9,6 +9,7 @@ The options become one value, and this process becomes `python -m tf_hips.traine
 
 import argparse
 import dataclasses
+import itertools
 import json
 import os
 import re
@@ -343,8 +344,7 @@ def run(options: argparse.Namespace, file: config_file.ConfigFile) -> int:
     environment = dict(os.environ)
     mine = own_device(merged, environment)
     if mine is not None:
-        visible = "-1" if mine == _CPU else mine.removeprefix("gpu")
-        environment[_VISIBLE] = visible
+        environment[_VISIBLE] = "-1" if mine == _CPU else _visible(mine, environment)
     become("train", settings, environment)
 
 
@@ -391,6 +391,8 @@ def settings_of(options: argparse.Namespace) -> "Training":
     values["local"] = local_training.local_of(options)
     values["robust"] = robust_training.robust_of(options)
     values["optimizer_options"] = options.optimizer_options or {}
+    if values["learning_rate"] is not None and "learning_rate" in values["optimizer_options"]:
+        raise arguments.UsageError("--learning-rate and optimizer.learning_rate exclude each other")
     return Training(**values)
 
 
@@ -416,6 +418,25 @@ def own_device(options: argparse.Namespace, environment: Mapping[str, str]) -> s
     devices = asked[0].split(",")
     local = next((int(environment[one]) for one in _LOCAL_RANKS if one in environment), 0)
     return str(devices[local % len(devices)])
+
+
+def _visible(device: str, environment: Mapping[str, str]) -> str:
+    """What CUDA calls `gpuN`: the N-th of what this process may see, as everywhere.
+
+    Raises:
+        UsageError: it may see fewer.
+    """
+    number = device.removeprefix("gpu")
+    if environment.get(_VISIBLE) is None:
+        return number
+    given = [one.strip() for one in environment[_VISIBLE].split(",")]
+    seen = list(itertools.takewhile(lambda one: one not in ("", "-1"), given))
+    if int(number) >= len(seen):
+        raise arguments.UsageError(
+            f"--device {device} must be below the {len(seen)} GPUs that may be seen. Received: "
+            f"{_VISIBLE}={environment[_VISIBLE]}"
+        )
+    return seen[int(number)]
 
 
 def become(verb: str, settings: Any, environment: Mapping[str, str] | None = None) -> NoReturn:

@@ -113,7 +113,8 @@ def job_files(cluster: Cluster) -> list[Entry]:
     kept = Path(cluster.certificates).resolve()
     found = []
     total = 0
-    for path in _walk(base, kept, (*_LEFT_OUT, *cluster.exclude)):
+    excluded = tuple(one.removeprefix("./").rstrip("/") for one in cluster.exclude)
+    for path in _walk(base, kept, (*_LEFT_OUT, *excluded), base):
         name = path.relative_to(base).as_posix()
         if path.is_symlink():
             found.append(Entry(name, link=str(path.readlink())))
@@ -172,12 +173,16 @@ def _identity(cluster: Cluster, role: Role) -> Iterator[Entry]:
         yield Entry(name, path)
 
 
-def _walk(folder: Path, kept: Path, patterns: tuple[str, ...]) -> Iterator[Path]:
-    """Files and links below `folder`, sorted, without `kept` and names that match a pattern."""
+def _walk(folder: Path, kept: Path, patterns: tuple[str, ...], base: Path) -> Iterator[Path]:
+    """Files and links below `folder`, sorted, without `kept` and what matches a pattern.
+
+    A pattern is that of a name, or with a slash that of a path from `base` on.
+    """
     for path in sorted(folder.iterdir()):
-        if any(fnmatch.fnmatch(path.name, pattern) for pattern in patterns):
+        named = (path.name, path.relative_to(base).as_posix())
+        if any(fnmatch.fnmatch(named["/" in pattern], pattern) for pattern in patterns):
             continue
         if path.is_symlink() or path.is_file():
             yield path
         elif path.is_dir() and path.resolve() != kept and not (path / MARK).exists():
-            yield from _walk(path, kept, patterns)
+            yield from _walk(path, kept, patterns, base)

@@ -42,7 +42,9 @@ RUN pip install --no-cache-dir /wheels/horovod-*.whl \\
 
 # Kubeflow makes the keys of an MPIJob, one pair for all its pods, and puts them into
 # {SSH_FOLDER}. sshd runs without root, so on a port above 1024, and its host key is that key.
-RUN useradd --home-dir /opt/tf_hips --create-home --uid {IMAGE_USER} tf_hips \\
+RUN groupadd --gid {IMAGE_USER} tf_hips \\
+    && useradd --uid {IMAGE_USER} --gid tf_hips --home-dir /opt/tf_hips --create-home tf_hips \\
+    && install -d -o tf_hips -g tf_hips {JOB} \\
     && mkdir {SSH_FOLDER}_config \\
     && printf '%s\\n' 'Port {SSH_PORT}' 'HostKey {SSH_FOLDER}/id_rsa' \\
         'AuthorizedKeysFile {SSH_FOLDER}/authorized_keys' 'StrictModes no' 'UsePAM no' \\
@@ -50,7 +52,8 @@ RUN useradd --home-dir /opt/tf_hips --create-home --uid {IMAGE_USER} tf_hips \\
     && printf '%s\\n' 'Host *' '  Port {SSH_PORT}' '  StrictHostKeyChecking no' \\
         '  UserKnownHostsFile /dev/null' '  LogLevel ERROR' >/etc/ssh/ssh_config.d/tf_hips.conf
 
-COPY job/ {JOB}/
+# The script may write beside itself: models, and backups for `party.max_restarts`.
+COPY --chown={IMAGE_USER}:{IMAGE_USER} job/ {JOB}/
 USER {IMAGE_USER}
 WORKDIR {JOB}
 ENTRYPOINT ["tf-hips"]

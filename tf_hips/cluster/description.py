@@ -217,7 +217,7 @@ class Cluster:
         certificates: folder of `tf-hips certs`, on the machine of who reads this file.
         folder: where files lie on every machine; each role has a folder of its own in it.
         arguments: arguments of the script.
-        exclude: patterns of names in the script's folder that are not copied.
+        exclude: patterns of names, or of paths, in the script's folder that are not copied.
         image: container image for Kubernetes; None: `tf_hips:VERSION`.
         program: `tf-hips` on every machine, a name on the path or an absolute path.
         user: who runs it under systemd.

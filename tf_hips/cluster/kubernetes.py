@@ -10,6 +10,8 @@ No key is in any manifest: certificates come from a Secret that `kubectl create 
 """
 
 import base64
+import hashlib
+import json
 import math
 import re
 import shlex
@@ -183,7 +185,8 @@ def _server(cluster: Cluster, server: ServerSite) -> list[dict[str, Any]]:
             "strategy": {"type": "Recreate"},
             "selector": {"matchLabels": labels},
             "template": {
-                "metadata": {"labels": labels},
+                # Other options are another pod: one that runs reads its file no more.
+                "metadata": {"labels": labels, "annotations": {"checksum/config": _sum(config)}},
                 "spec": {
                     **_pod(),
                     "containers": [container],
@@ -213,6 +216,12 @@ def _server(cluster: Cluster, server: ServerSite) -> list[dict[str, Any]]:
         },
     }
     return [config, *([claim] if is_durable else []), deployment, service]
+
+
+def _sum(config: dict[str, Any]) -> str:
+    """SHA-256 of what a ConfigMap holds."""
+    held = [config.get("data"), config.get("binaryData")]
+    return hashlib.sha256(json.dumps(held, sort_keys=True).encode()).hexdigest()
 
 
 def _cache() -> dict[str, str]:

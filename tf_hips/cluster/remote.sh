@@ -149,8 +149,15 @@ receive() { # FOLDER
   base=$(pwd)
   (
     cd "$incoming" &&
+      find . ! -type d -exec sh -c 'for one; do
+        if [ -d "$0/$one" ] && [ ! -L "$0/$one" ]; then
+          echo "a folder is where ${one#./} comes as a file or link" >&2
+          exit 1
+        fi
+      done' "$base" {} + &&
       find . -type d -exec sh -c 'cd "$0" && mkdir -p "$@"' "$base" {} + &&
-      find . ! -type d -exec sh -c 'for one; do mv -f "$one" "$0/$one" || exit 1; done' "$base" {} +
+      # -T: a link to a folder is replaced, not followed.
+      find . ! -type d -exec sh -c 'for one; do mv -fT "$one" "$0/$one" || exit 1; done' "$base" {} +
   ) || {
     say unwritable
     return 1

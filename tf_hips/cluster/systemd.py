@@ -129,6 +129,8 @@ WorkingDirectory={home / layout.JOB}
 # Killed, a party can come back into the run; one that ended with an error has left it.
 Restart=on-abnormal
 RestartSec=5
+# What the launcher ends with where it was told to: `systemctl stop` is no failure.
+SuccessExitStatus=143
 # Only the launcher is told to end: it ends the workers, those of other hosts included.
 KillMode=mixed
 TimeoutStopSec=60

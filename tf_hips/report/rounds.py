@@ -3,7 +3,8 @@
 
 Read here are the events of workers. Rank 0 of every party writes `model` (`num_elements` of its
 gradients), `first_sync` and `round` (bytes `sent` and `received` on its uplink's sockets since the
-event before; the first counts from the handshake), and `left` (the same from beginning to end).
+event before; the first counts from the handshake), and `left` (the same from `joined` to the end
+of this process; one that was started again has joined once more).
 Every worker writes `epoch` (`test_accuracy`) and `result` (`test_accuracy`, `fingerprint`). A
 folder may hold the events of several runs, one after the other: the newest is meant.
 Imports no TensorFlow; matplotlib (extra `plots`) only to draw.
@@ -69,13 +70,13 @@ class Summary:
 
 
 def newest_run(events: Sequence[Event]) -> list[Event]:
-    """The events of the run that began last, in the order given.
+    """The events of the run whose workers began last, in the order given.
 
     A process that appends to its file late, such as a server that is stopped after another run has
-    begun, does not make its run the newest.
+    begun, or an evaluator, does not make its run the newest.
     """
     began: dict[str, int] = {}
-    for event in events:
+    for event in [one for one in events if one["role"] == "worker"] or events:
         began[event["run"]] = min(event["time_us"], began.get(event["run"], event["time_us"]))
     newest = max(began, key=lambda run: began[run], default=None)
     return [event for event in events if event["run"] == newest]
@@ -113,13 +114,17 @@ def traffic(events: Sequence[Event]) -> Traffic:
         raise ConfigError("The events must hold the `model` of the run. Received: none")
     begin = events[0]["time_us"]
     so_far: dict[str, int] = {}
+    before: dict[str, int] = {}  # what earlier processes of a site have moved
     rounds: dict[str, int] = {}
     points = []
     for event in events:
+        if _is(event, "joined"):
+            before[event["site"]] = so_far.get(event["site"], 0)
         if not _is(event, "first_sync", "round", "left"):
             continue
         site, moved = event["site"], event["sent"] + event["received"]
-        so_far[site] = moved if event["event"] == "left" else so_far.get(site, 0) + moved
+        is_last = event["event"] == "left"
+        so_far[site] = (before if is_last else so_far).get(site, 0) + moved
         rounds[site] = rounds.get(site, 0) + (event["event"] == "round")
         dense = sum(rounds.values()) * 2 * BYTES_PER_FLOAT * model["num_elements"]
         points.append(

@@ -8,6 +8,7 @@ Read here are, beside what `rounds` reads, the events of trainers: `setup` (`mod
 Nothing is computed that was not measured: bytes come from sockets or are not there.
 """
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,10 @@ from tf_hips.report.peers import Mark
 Event = Mapping[str, Any]
 # What a trainer says of itself.
 _SETUP = {"mode", "network", "dataset"}
+
+
+class NoRunError(ConfigError):
+    """Nothing in a folder is of a run."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,13 +150,16 @@ def read(path: str | Path) -> list[Run]:
         return [from_summary(trees.summarise_tree(path), path)]
     if metas := sorted({*path.glob(trees.META), *path.glob(f"*/{trees.META}")}):
         return [from_meta(metas[0], path)]
-    below = [one for one in sorted(path.iterdir()) if one.is_dir() and _holds_a_run(one)]
-    if not below:
-        raise ConfigError(
+    found = []
+    for folder in sorted(one for one in path.iterdir() if one.is_dir() and _holds_a_run(one)):
+        with contextlib.suppress(NoRunError):  # a report, checkpoints, a server's events
+            found += read(folder)
+    if not found:
+        raise NoRunError(
             f"{path} must hold events (*.jsonl), trees (HOST/DEVICE/iter-1.txt) or summaries. "
             "Received: none of them"
         )
-    return [run for folder in below for run in read(folder)]
+    return found
 
 
 def _holds_a_run(folder: Path) -> bool:
@@ -195,7 +203,7 @@ def from_events(events: Sequence[Event], source: Path) -> Run:
     of_all = rounds.newest_run(events)
     events = [event for event in of_all if event["role"] == "worker"]
     if not events:
-        raise ConfigError(f"{source} must hold events of workers. Received: none")
+        raise NoRunError(f"{source} must hold events of workers. Received: none")
     # A script may have events of its own that are called so.
     setup = next((e for e in events if e["event"] == "setup" and e.keys() >= _SETUP), None)
     started = (e for e in events if e is setup or e["event"] == "first_sync")
@@ -250,7 +258,9 @@ def _label(setup: Event) -> str:
 
 
 def _worker(events: Sequence[Event]) -> Worker:
-    epochs = [event for event in events if event["event"] == "epoch" and "seconds" in event]
+    told = [event for event in events if event["event"] == "epoch" and "seconds" in event]
+    # A worker that went on from a backup may have made one twice.
+    epochs = list({event.get("epoch", place): event for place, event in enumerate(told)}.values())
     exchanges = [event for event in events if event["event"] == "round"]
     waited: float | None = None
     seconds = float(sum(event["seconds"] for event in epochs))

@@ -91,6 +91,27 @@ def write_iteration(
     (folder / f"iter-{number}.txt").write_text(json.dumps(told), encoding="utf-8")
 
 
+def go_on(folder: Path, at_most: int | None) -> tuple[int, float]:
+    """Deletes files of intervals that are made again.
+
+    Args:
+        folder: HOST/DEVICE.
+        at_most: intervals that were made; None: all that have a file.
+
+    Returns:
+        The number of the last interval that has a file, and its `total_time`.
+    """
+    numbers = _numbers(folder)
+    for number in numbers:
+        if at_most is not None and number > at_most:
+            (folder / f"iter-{number}.txt").unlink()
+    last = max((one for one in numbers if at_most is None or one <= at_most), default=0)
+    try:
+        return last, float(_json(folder / f"iter-{last}.txt")["total_time"]) if last else 0.0
+    except (ConfigError, KeyError, TypeError, ValueError):  # was killed while it wrote
+        return last, 0.0
+
+
 def write_meta(
     folder: Path,
     *,
@@ -157,8 +178,7 @@ def summarise_tree(folder: Path) -> Summary:
 
 
 def _lists(worker: Path) -> Lists:
-    names = (_FILE.fullmatch(path.name) for path in worker.iterdir())
-    numbers = sorted(int(match[1]) for match in names if match)
+    numbers = _numbers(worker)
     if numbers != list(range(1, len(numbers) + 1)):
         gap = next(number for number in range(1, numbers[-1]) if number not in numbers)
         raise ConfigError(
@@ -191,6 +211,11 @@ def _lists(worker: Path) -> Lists:
                 f"{error.args[0] if error.args else 'time of aggregation'}"
             ) from error
     return lists
+
+
+def _numbers(worker: Path) -> list[int]:
+    names = (_FILE.fullmatch(path.name) for path in worker.iterdir())
+    return sorted(int(match[1]) for match in names if match)
 
 
 def write_summary(summary: Summary, path: Path) -> None:

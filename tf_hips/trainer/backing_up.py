@@ -2,7 +2,8 @@
 """Backups of a trainer, whose errors are one line: a folder that is full, or of another run."""
 
 import contextlib
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,31 @@ def has_backup(directory: str | Path, told: config.Run) -> bool:
         directory: what `Backup` is given.
         told: what this process is told about its run.
     """
+    return bool(_folder(directory, told).backups())
+
+
+def began(directory: str | Path, told: config.Run, facts: dict[str, Any]) -> str:
+    """The name with which a run began that goes on, perhaps from its first step.
+
+    Args:
+        directory: what `Backup` is given.
+        told: what this process is told about its run.
+        facts: what is trained.
+
+    Raises:
+        ConfigError: the folder cannot be written.
+    """
+    try:
+        return _folder(directory, told).began(told.run, facts)
+    except OSError as error:
+        raise ConfigError(
+            f"Backups cannot be written in {directory}: {error.strerror or error}"
+        ) from error
+
+
+def _folder(directory: str | Path, told: config.Run) -> BackupFolder:
     site = told.uplink.site if told.uplink is not None else ""
-    return bool(BackupFolder(Path(directory) / site).backups())
+    return BackupFolder(Path(directory) / site)
 
 
 class Backup(callbacks.BackupAndRestore):
@@ -28,10 +52,26 @@ class Backup(callbacks.BackupAndRestore):
     What was backed up before stays whole in any case.
     """
 
+    def __init__(self, directory: str | Path, is_over: Callable[[], bool], **options: Any) -> None:
+        """Plans backups.
+
+        Args:
+            directory: where they are.
+            is_over: whether all steps are made; the last may be in the middle of an epoch.
+            options: of `BackupAndRestore`.
+        """
+        super().__init__(directory, **options)
+        self._is_over = is_over
+
     def on_train_begin(self, logs: Any = None) -> None:
-        """Looks at the folder."""
+        """Looks at the folder; takes no step where all were made before."""
         with self._in_one_line("read"):
             super().on_train_begin(logs)
+        if self._resumed is not None and self._is_over():
+            self.model._initial_epoch = self.params["epochs"]
+            if self._peers.rank == 0:
+                sys.stdout.write(f"all steps were made before: see {self._directory}\n")
+                sys.stdout.flush()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Takes up a backup, if there is one."""
@@ -52,6 +92,9 @@ class Backup(callbacks.BackupAndRestore):
         """Saves what was stopped, or deletes what is over."""
         with self._in_one_line("written"):
             super().on_train_end(logs)
+
+    def _has_ended(self) -> bool:
+        return self._is_over() or super()._has_ended()
 
     @contextlib.contextmanager
     def _in_one_line(self, what: str) -> Iterator[None]:

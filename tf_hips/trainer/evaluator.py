@@ -2,12 +2,13 @@
 """Evaluates checkpoints of a training run, in order, while it goes on.
 
 One line of JSON for each: `step`, `epoch`, `loss`, `top1`, `top5`, `rows`, `seconds`, `time_us`; or
-`step` and `skipped`, why it was not evaluated. A run of the evaluator that is started again goes on
-behind the last line.
+`step` and `skipped`, why it was not evaluated; and the `folder` and the `run` of the checkpoint. A
+run of the evaluator that is started again goes on behind the last line of this folder and run.
 """
 
 import json
 import math
+import os
 import sys
 import threading
 import time
@@ -34,9 +35,10 @@ _TOP = 5
 class Followed:
     """Checkpoints of a folder as they appear, in order."""
 
-    def __init__(self, settings: Evaluation, after: int) -> None:
-        """Begins behind step `after`."""
+    def __init__(self, settings: Evaluation, after: int, run: str | None = None) -> None:
+        """Begins behind step `after`; ends where `run` has, or if that is None whoever trains."""
         self.folder = CheckpointFolder(settings.model_dir)
+        self._run = run
         self._settings = settings
         self._after = after
         self._pause = threading.Event()
@@ -51,7 +53,7 @@ class Followed:
         waiting_since = time.monotonic()
         while True:
             # Read before the folder is: what was written before the end is then seen.
-            ended = self.folder.ended()
+            ended = self.folder.ended(self._run)
             found = self._next()
             if found is not None:
                 self._after = found[0]
@@ -117,10 +119,11 @@ def run(settings: Evaluation) -> int:
     if settings.output is None:
         folder.mkdir(parents=True, exist_ok=True)
     output = Path(settings.output) if settings.output is not None else folder / OUTPUT
-    told = config.current()
+    told, launched = config.current(), run_of_launcher()
     events = log.EventLog(
         settings.log_dir or told.log_dir, run=told.run, role="evaluator", site="local", rank=0
     )
+    named: str | None = None  # the run whose checkpoints these are, if it has a name
     number = 0
     judge: _Judge | None = None
     try:
@@ -129,8 +132,8 @@ def run(settings: Evaluation) -> int:
         raise ConfigError(f"{output} cannot be written: {error.strerror or error}") from error
     try:
         with lines:
-            after = _last_step(lines)
-            for step, found in Followed(settings, after):
+            after = _last_step(lines, str(folder.resolve()), CheckpointFolder(folder).runs())
+            for step, found in Followed(settings, after, launched):
                 if isinstance(found, str):
                     values: Mapping[str, Any] = {"step": step, "skipped": found}
                 else:
@@ -138,18 +141,31 @@ def run(settings: Evaluation) -> int:
                     values = judge.evaluate(found)
                 if not number:
                     sys.stdout.write(f"{'step':>8} {'loss':>10} {'top-1':>8} {'top-5':>8}\n")
-                lines.write(json.dumps(values) + "\n")
+                if not isinstance(found, str):
+                    named = found.facts.get("run")
+                whose = {"folder": str(folder.resolve()), "run": named}
+                lines.write(json.dumps({**values, **whose}) + "\n")
                 lines.flush()
-                events.write("evaluation", **values)
+                events.write("evaluation", **values, run=named or told.run)
                 sys.stdout.write(_row(values))
                 sys.stdout.flush()
                 number += 1
     finally:
         events.close()
-    ended = CheckpointFolder(settings.model_dir).ended()
+    if not number:
+        behind = f" after step {after}" if after else ""
+        sys.stdout.write(f"nothing to evaluate{behind}\n")
+    ended = CheckpointFolder(settings.model_dir).ended(launched)
     if ended is not None and ended.get("reason"):
         sys.stdout.write(f"training failed after step {ended['last_step']}: {ended['reason']}\n")
     return number
+
+
+def run_of_launcher() -> str | None:
+    """The run whose launcher has started this process as its evaluator; None: nobody has."""
+    if {config.CONFIG_VARIABLE, config.ROLE_VARIABLE} <= os.environ.keys():
+        return config.current().run
+    return None
 
 
 class _Judge:
@@ -222,16 +238,25 @@ def _same(name: str, given: str | None, checkpoint: Checkpoint, canonical: Any) 
     return str(wanted)
 
 
-def _last_step(lines: IO[str]) -> int:
-    """The last step that an earlier evaluator wrote; 0 if none did."""
+def _last_step(lines: IO[str], folder: str, runs: set[str]) -> int:
+    """The last step that an earlier evaluator wrote; 0 if none did.
+
+    Args:
+        lines: of evaluations, perhaps of several folders and runs.
+        folder: the checkpoints'.
+        runs: that have written there; a line or a checkpoint may say none.
+    """
     lines.seek(0)
     last = 0
     text = lines.read()
     for line in text.splitlines():
         try:
-            last = max(last, int(json.loads(line)["step"]))
+            told = json.loads(line)
+            step, place, run = int(told["step"]), told.get("folder"), told.get("run")
         except (ValueError, KeyError, TypeError):
             continue  # the evaluator was killed while it wrote
+        if place in (None, folder) and (run is None or run in runs):
+            last = max(last, step)
     if text and not text.endswith("\n"):
         lines.write("\n")
     return last

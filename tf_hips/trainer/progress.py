@@ -93,6 +93,7 @@ class Progress(keras.callbacks.Callback):
         self._is_own = is_own
         self._bar: Any = None
         self._number = 0
+        self._files: tuple[int, float] | None = None  # of the tree, before the first epoch here
 
     def set_model(self, model: keras.Model) -> None:
         """Remembers the model and who trains it."""
@@ -103,6 +104,7 @@ class Progress(keras.callbacks.Callback):
         """Starts the clock and, on a terminal, the bar."""
         del logs
         self._begin = time.monotonic()
+        self._files = None
         self._begin_s = time.time() if self._plan.begin_s is None else self._plan.begin_s
         if self._plan.is_first and sys.stdout.isatty():
             from rich.progress import (
@@ -128,6 +130,8 @@ class Progress(keras.callbacks.Callback):
         del logs
         self._number = epoch + 1
         self._step_before = int(self.model.optimizer.iterations)
+        if self._plan.tree is not None:
+            self._number = self._count_files(self._plan.tree, epoch)
         self._all_before = self.steps_of_all()
         self._rounds_before = self._rounds_s() if self._rounds_s is not None else 0.0
         self._evaluation_s: float | None = None
@@ -234,10 +238,20 @@ class Progress(keras.callbacks.Callback):
             sys.stdout.write(f"{text}\n")
             sys.stdout.flush()
 
+    def _count_files(self, folder: Path, epoch: int) -> int:
+        """Number of the interval that begins: it and the clock go on behind the files there."""
+        if self._files is None:
+            # Of weights alone it is not known which interval they were in.
+            made = epoch if self._plan.begin_s is None else None
+            found = trees.go_on(folder, made if self._step_before else 0)
+            self._files, self._epoch = found, epoch
+        return self._files[0] + 1 + epoch - self._epoch
+
     def _write_tree(
         self, folder: Path, step: int, steps: int, seconds: float, rounds_s: float, accuracy: Any
     ) -> None:
-        total_s = time.monotonic() - self._begin
+        before_s = 0.0 if self._files is None else self._files[1]
+        total_s = before_s + time.monotonic() - self._begin
         is_told = accuracy is not None and self._peers.rank == 0
         try:
             trees.write_iteration(

@@ -59,7 +59,10 @@ class Rounds:
         """Steps between two tests, a whole number of rounds; with ESync more than there can be."""
         if self.steps is None:
             return _WITHOUT_END
-        rounds = settings.eval_duration or max(1, round(steps_of_pass / self.steps))
+        # Equal for all, as a backup of one party must fit the others': where rounds are passes of
+        # rows of one's own, `steps` is not.
+        default = 1 if self.epochs else max(1, round(steps_of_pass / self.steps))
+        rounds = settings.eval_duration or default
         return min(rounds * self.steps, num_steps)
 
 
@@ -309,7 +312,7 @@ class MetBackup(Backup):
 
     def __init__(self, directory: str, loop: CountedESync) -> None:
         """Plans backups in `directory`."""
-        super().__init__(directory, save_freq=_WITHOUT_END)
+        super().__init__(directory, lambda: loop.made >= loop.num_steps, save_freq=_WITHOUT_END)
         self._loop = loop
         self._tests = 0
 
@@ -324,6 +327,9 @@ class MetBackup(Backup):
             self._tests = self._loop.tests
             self._steps_since = _WITHOUT_END
         super().on_train_batch_end(batch, logs)
+
+    def _has_ended(self) -> bool:
+        return False  # its last backup stays: a run with more epochs goes on from it
 
 
 def _way(

@@ -23,7 +23,7 @@ from tf_hips.strategies import simulate_liars
 from tf_hips.strategies.hierarchical_ps import HierarchicalPS
 from tf_hips.strategies.party import PartyStrategy
 from tf_hips.trainer import evaluator, resuming, sources
-from tf_hips.trainer.backing_up import Backup, has_backup
+from tf_hips.trainer.backing_up import Backup, began, has_backup
 from tf_hips.trainer.modes import MODES
 from tf_hips.trainer.progress import Plan, Progress, StopAt
 from tf_hips.trainer.rounds import CountedESync, MetBackup, MetCheckpoint, RoundProgress, Rounds
@@ -44,8 +44,6 @@ def run(settings: Training) -> None:
     if config.role() == "evaluator":
         if settings.train_dir is None:
             raise ConfigError("An evaluator needs checkpoints: --train-dir DIR. Received: none")
-        # A launcher sees workers fail, and ends the evaluator; its own failure would end them.
-        is_launched = {config.CONFIG_VARIABLE, config.ROLE_VARIABLE} <= os.environ.keys()
         evaluator.run(
             Evaluation(
                 model_dir=settings.train_dir,
@@ -55,7 +53,9 @@ def run(settings: Training) -> None:
                 image_size=settings.image_size,
                 eval_batch_size=settings.eval_batch_size,
                 follow=True,
-                timeout_s=None if is_launched else Evaluation.timeout_s,
+                # A launcher sees workers fail, and ends the evaluator; its own failure would end
+                # them.
+                timeout_s=None if evaluator.run_of_launcher() else Evaluation.timeout_s,
                 log_dir=settings.log_dir,
             )
         )
@@ -182,10 +182,14 @@ def _train(settings: Training, told: config.Run, name: str, data: sets.DataSet, 
     progress, used = _progress(plan, way, rounds, source, told)
     checkpoint = None
     if settings.train_dir is not None:
-        checkpoint = _checkpoint(settings, rounds, {**facts, "run": told.run})
+        named = {**facts, "run": told.run}
+        if settings.backup_dir is not None and primitives.rank() == 0:
+            # A run that is killed before its first backup begins again, and may have checkpoints.
+            named["began"] = began(settings.backup_dir, told, facts)
+        checkpoint = _checkpoint(settings, rounds, named)
         used.append(checkpoint)
     if settings.backup_dir is not None:
-        used.append(_backup(settings.backup_dir, rounds))
+        used.append(_backup(settings.backup_dir, rounds, model, num_steps))
     first = -(-done // interval)
     begin = time.monotonic()
     try:
@@ -200,7 +204,7 @@ def _train(settings: Training, told: config.Run, name: str, data: sets.DataSet, 
             verbose=0,
         )
     except BaseException as error:
-        if checkpoint is not None:
+        if checkpoint is not None and not told.comes_back:
             checkpoint.end(f"{type(error).__name__}: {error}")
         raise
     finally:
@@ -305,11 +309,13 @@ def _checkpoint(
     return made
 
 
-def _backup(directory: str, rounds: Rounds | None) -> callbacks.BackupAndRestore:
+def _backup(
+    directory: str, rounds: Rounds | None, model: keras.Model, num_steps: int
+) -> callbacks.BackupAndRestore:
     """Backs up after each test."""
     if rounds is not None and isinstance(rounds.loop, CountedESync):
         return MetBackup(directory, rounds.loop)
-    return Backup(directory)
+    return Backup(directory, lambda: int(model.optimizer.iterations) >= num_steps)
 
 
 def _tree(settings: Training, told: config.Run) -> Path | None:
