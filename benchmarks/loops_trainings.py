@@ -18,8 +18,8 @@ from typing import Any
 
 from benchmarks import ps_processes
 from benchmarks.ps_processes import Process
-from tf_hips.ps.server import Server, ServerConfig
-from tf_hips.ps.state_server import StateServer, StateServerConfig
+from tf_hips.ps.server.server import Server, ServerConfig
+from tf_hips.ps.server.state_server import StateServer, StateServerConfig
 
 WORKER = "benchmarks.loops_party"
 PREPARE_S = 300.0

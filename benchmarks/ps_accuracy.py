@@ -38,8 +38,8 @@ from benchmarks.ps_processes import Process, Server, sites_of
 from tf_hips.config import Tls, Uplink
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
-from tf_hips.ps.client import Client
-from tf_hips.ps.model import Model
+from tf_hips.ps.client.client import Client
+from tf_hips.ps.terms.model import Model
 
 PARTIES = 2
 RATES = (1, 10, 100, None)  # Mbit/s

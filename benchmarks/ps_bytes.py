@@ -24,8 +24,8 @@ from benchmarks.collectives_jobs import Row, row
 from benchmarks.network import network
 from benchmarks.ps_options import ONEBIT, Options
 from tf_hips.ops import compressor as compressors
-from tf_hips.ps import wire
-from tf_hips.ps.model import Model
+from tf_hips.ps.terms.model import Model
+from tf_hips.ps.transport import wire
 
 SHAPES = [(1000, 1000), (1000, 500), (300, 300), (300,)]
 ROUNDS = 5

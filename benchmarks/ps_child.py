@@ -19,8 +19,8 @@ from benchmarks import obedience
 from tf_hips.config import Tls, Uplink
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
-from tf_hips.ps.client import Client
-from tf_hips.ps.model import Model
+from tf_hips.ps.client.client import Client
+from tf_hips.ps.terms.model import Model
 
 DEADLINE_S = 600.0
 

@@ -21,8 +21,8 @@ import numpy as np
 
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
-from tf_hips.ps.model import Model
-from tf_hips.ps.store import Store
+from tf_hips.ps.rounds.store import Store
+from tf_hips.ps.terms.model import Model
 
 CHILDREN = 4
 

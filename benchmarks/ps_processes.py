@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks import harness
 from benchmarks.network import Network
 from tf_hips.config import Tls
-from tf_hips.ps import authority
+from tf_hips.ps.security import authority
 
 DEADLINE_S = 600.0  # of one answer
 START_S = 60.0

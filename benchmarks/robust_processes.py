@@ -23,7 +23,7 @@ from benchmarks.ps_processes import Process, Server, sites_of
 from benchmarks.robust_levels import LENGTH, PARTIES, STEPS, Cell, Fleet, Trainee
 from tf_hips.config import Uplink
 from tf_hips.ops import native
-from tf_hips.ps.client import Client
+from tf_hips.ps.client.client import Client
 
 CELLS = (
     Cell("median", "global", "onebit", "alie"),

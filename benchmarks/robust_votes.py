@@ -39,9 +39,9 @@ def _sent(vote: str, children: int, r: int, elements: int) -> int:
     """Bytes that all children have sent in a run of some rounds."""
     from tf_hips.config import Uplink
     from tf_hips.ops import algorithms, native
-    from tf_hips.ps.client import Client
-    from tf_hips.ps.seat_client import SeatClient
-    from tf_hips.ps.server import Server, ServerConfig
+    from tf_hips.ps.client.client import Client
+    from tf_hips.ps.client.seat import SeatClient
+    from tf_hips.ps.server.server import Server, ServerConfig
 
     sites = tuple(f"site{child}" for child in range(children))
     rule = f"detox(r={r}, vote={vote}) >> median"

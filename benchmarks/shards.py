@@ -27,7 +27,7 @@ from tf_hips.cli import certs
 from tf_hips.config import Uplink
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
-from tf_hips.ps.shards import connect
+from tf_hips.ps.client.shards import connect
 
 SITES = ("a", "b")
 SMALL = 20  # tensors of 1000 elements beside the large one

@@ -23,7 +23,7 @@ import numpy as np
 from tf_hips.config import Uplink
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
-from tf_hips.ps.client import Client
+from tf_hips.ps.client.client import Client
 
 SITES = ("a", "b")
 SMALL = 20  # tensors of 1000 elements beside the large one

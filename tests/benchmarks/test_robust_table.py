@@ -29,7 +29,7 @@ from tests.ps.parties import serving, together
 from tf_hips.config import Uplink
 from tf_hips.ops import native
 from tf_hips.ps import rules
-from tf_hips.ps.client import Client
+from tf_hips.ps.client.client import Client
 
 pytestmark = pytest.mark.heavy  # trainings
 

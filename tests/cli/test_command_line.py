@@ -13,7 +13,7 @@ import pytest
 
 from tf_hips import cli, config
 from tf_hips.cli import certs
-from tf_hips.ps.settings import ServerConfig
+from tf_hips.ps.session.settings import ServerConfig
 
 
 def tf_hips(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -265,7 +265,9 @@ def test_certificates_are_loaded_before_anything_starts(
 
 def test_a_server_takes_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[ServerConfig] = []
-    monkeypatch.setattr("tf_hips.ps.serving.serve", lambda config, announce: seen.append(config))
+    monkeypatch.setattr(
+        "tf_hips.ps.server.foreground.serve", lambda config, announce: seen.append(config)
+    )
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)
     options = ["--compression", "onebit", "--downlink", "same", "--join-timeout", "7"]
     options += ["--round-timeout", "8", "--lost-after", "9", "--max-model-mb", "2"]
@@ -299,7 +301,9 @@ def test_how_long_a_server_hears_of_nobody(
 ) -> None:
     """Parties that compute for hours between rounds must be able to say so."""
     seen: list[ServerConfig] = []
-    monkeypatch.setattr("tf_hips.ps.serving.serve", lambda config, announce: seen.append(config))
+    monkeypatch.setattr(
+        "tf_hips.ps.server.foreground.serve", lambda config, announce: seen.append(config)
+    )
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)
     with pytest.raises(SystemExit):
         cli.main(["server", "--parties", "a", "--insecure", *options])

@@ -10,8 +10,8 @@ import yaml
 
 from tf_hips import cli
 from tf_hips.cli import arguments, config_file, server
-from tf_hips.ps import serving as served
-from tf_hips.ps.settings import ServerConfig
+from tf_hips.ps.server import foreground as served
+from tf_hips.ps.session.settings import ServerConfig
 
 Run = Callable[..., tuple[int, str, str]]
 

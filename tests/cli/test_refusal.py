@@ -18,7 +18,7 @@ COMMAND = (sys.executable, "-m", "tf_hips.cli")
 JOIN = """
 import sys
 from tf_hips import config
-from tf_hips.ps.client import Client
+from tf_hips.ps.client.client import Client
 run = config.current()
 Client(run.uplink, run.run, 1).join(sys.argv[1], "same", run.seed)
 """

@@ -46,7 +46,7 @@ model.fit(np.tile(x, (20000, 1)), np.ones(640000, "float32"), batch_size=8, verb
 JOIN = """
 import os, pathlib, sys, time
 from tf_hips import config
-from tf_hips.ps.client import Client
+from tf_hips.ps.client.client import Client
 
 run = config.current()
 client = Client(run.uplink, run.run, 1)

@@ -172,7 +172,7 @@ def test_a_full_disk_is_said_without_a_number(
     def full(*_: object, **__: object) -> Path:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("tf_hips.ps.authority.make_authority", full)
+    monkeypatch.setattr("tf_hips.ps.security.authority.make_authority", full)
     with pytest.raises(SystemExit) as ended:
         cli.main(["certs", "init", str(tmp_path)])
     assert ended.value.code == 1

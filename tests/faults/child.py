@@ -23,10 +23,10 @@ from typing import Any
 from tests.faults.training import Setting, Trainer
 from tf_hips.config import Tls, Uplink
 from tf_hips.errors import TfHipsError
-from tf_hips.ps.passing import WayUp
+from tf_hips.ps.client.passage import WayUp
+from tf_hips.ps.client.shards import Connection, connect
 from tf_hips.ps.rules import parse
-from tf_hips.ps.shards import Connection, connect
-from tf_hips.ps.wire import Assembler
+from tf_hips.ps.transport.wire import Assembler
 
 PLACES = ("mid-upload", "uploaded", "mid-download", "done", "backed-up")
 BACKUP_EVERY = 2  # rounds

@@ -11,10 +11,10 @@ from typing import Any
 
 from tests.faults.spoken import Failed, Spoken
 from tests.ps.relay import Relay
-from tf_hips.ps.assignment import WHOLE, Shard
-from tf_hips.ps.model import Model
-from tf_hips.ps.recorder import Kind, from_payload
-from tf_hips.ps.records import Reader
+from tf_hips.ps.disk.file_format import Reader
+from tf_hips.ps.terms.assignment import WHOLE, Shard
+from tf_hips.ps.terms.model import Model
+from tf_hips.ps.terms.recorder import Kind, from_payload
 
 RUN = "job"
 Trap = tuple[str, int, int]

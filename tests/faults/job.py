@@ -22,8 +22,8 @@ from tests.faults.spoken import DEADLINE_S, ROOT, Failed, Spoken
 from tests.faults.training import Setting, undisturbed
 from tests.ps.relay import Relay
 from tf_hips.config import Tls
-from tf_hips.ps import authority
-from tf_hips.ps.assignment import Shard
+from tf_hips.ps.security import authority
+from tf_hips.ps.terms.assignment import Shard
 
 __all__ = ["DEADLINE_S", "ROOT", "RUN", "Certificates", "Failed", "Job", "certificates", "run"]
 

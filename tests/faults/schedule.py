@@ -21,8 +21,8 @@ from tests.faults.training import (
     TREES,
     Setting,
 )
-from tf_hips.ps.assignment import Shard
-from tf_hips.ps.model import Model
+from tf_hips.ps.terms.assignment import Shard
+from tf_hips.ps.terms.model import Model
 
 GAP = 2  # rounds from one fault to the next, at least
 DELAYS_S = (0.0, 5.0)

@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
-from tf_hips.ps.model import Model
-from tf_hips.ps.store import Store
+from tf_hips.ps.rounds.store import Store
+from tf_hips.ps.terms.model import Model
 
 RATE = 0.125
 SMALL = ((3, 3, 1, 8), (8,), (72, 10), (10,), ())

@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from tf_hips import cli
-from tf_hips.ps import durable
-from tf_hips.ps.first_sync import FirstSync
-from tf_hips.ps.journal import Folder, SnapshotWriter
-from tf_hips.ps.passing import WayUp
-from tf_hips.ps.server import Server
-from tf_hips.ps.session import Session
-from tf_hips.ps.store import Store
-from tf_hips.ps.traffic import Traffic
+from tf_hips.ps.calls.traffic import Traffic
+from tf_hips.ps.client.passage import WayUp
+from tf_hips.ps.disk import durable
+from tf_hips.ps.disk.journal import Folder, SnapshotWriter
+from tf_hips.ps.rounds.store import Store
+from tf_hips.ps.server.server import Server
+from tf_hips.ps.session.first_sync import FirstSync
+from tf_hips.ps.session.session import Session
 
 
 class Trap:

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from tf_hips.errors import PacketError, ProtocolError, StateError
-from tf_hips.ps import gather, sketch_wire, wire
-from tf_hips.ps.model import Model
-from tf_hips.ps.recorder import from_payload
-from tf_hips.ps.records import VERSION, Facts, Header, Reader, to_mark, to_record
+from tf_hips.ps.disk.file_format import VERSION, Facts, Header, Reader, to_mark, to_record
+from tf_hips.ps.robust import sketch
+from tf_hips.ps.rounds import gather
 from tf_hips.ps.rules.joint import Report, Verdict
+from tf_hips.ps.terms.model import Model
+from tf_hips.ps.terms.recorder import from_payload
+from tf_hips.ps.transport import wire
 
 LIMITS = (5, 100, 4096, 1 << 20)
 _FRONT = struct.Struct("<8sIII")
@@ -88,11 +90,11 @@ def gathers(data: bytes) -> None:
 def sketches(data: bytes) -> None:
     """Sketches of a party's leaves, and their weights."""
     with contextlib.suppress(PacketError):
-        found = sketch_wire.PartyRows.from_bytes(data, 3, 2)
+        found = sketch.PartyRows.from_bytes(data, 3, 2)
         assert found.sketches.shape == (len(found.squares), 2)
         assert found.to_bytes() == data
     with contextlib.suppress(PacketError):
-        assert len(sketch_wire.weights_from_bytes(data, 3)) == 3
+        assert len(sketch.weights_from_bytes(data, 3)) == 3
 
 
 def payloads(data: bytes) -> None:

@@ -56,7 +56,7 @@ def _train_below_a_server(folder, rule):
 @pytest.mark.timeout(150)
 def test_two_uneven_parties_below_a_server(rule, tmp_path):
     """One is 8 times as slow: with equal steps the other one would wait for 7/8 of the time."""
-    from tf_hips.ps.state_server import StateServer, StateServerConfig
+    from tf_hips.ps.server.state_server import StateServer, StateServerConfig
 
     with contextlib.ExitStack() as stack:
         state = StateServer(StateServerConfig("127.0.0.1:0"))

@@ -36,8 +36,8 @@ from tf_hips.ops import (
     registry,
 )
 from tf_hips.ops.library import NATIVE_PATH
-from tf_hips.ps.members import Members, Terms
 from tf_hips.ps.rules import robust as robust_rules
+from tf_hips.ps.session.members import Members, Terms
 
 pytestmark = [pytest.mark.tf, pytest.mark.timeout(120)]
 

@@ -15,8 +15,8 @@ from tf_hips.ops.compressor import (
     check_unmixed,
     parse,
 )
-from tf_hips.ps.model import Model
-from tf_hips.ps.settings import ServerConfig, terms_of
+from tf_hips.ps.session.settings import ServerConfig, terms_of
+from tf_hips.ps.terms.model import Model
 
 TEXT = "mixed(error_feedback(onebit), below=1000)"
 WARM = "mixed(warmup(error_feedback(onebit), steps=3, stages=1), below=64)"

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from tf_hips import robust
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
-from tf_hips.ps.model import Model
+from tf_hips.ps.terms.model import Model
 from tf_hips.robust.aggregator import Measures
 
 Floats = npt.NDArray[np.float32]

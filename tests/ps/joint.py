@@ -10,13 +10,13 @@ from typing import Any
 from tests.ps.quorums import PATIENCE_S, packet_of
 from tests.support.eventually import eventually
 from tf_hips import log
-from tf_hips.ps.assignment import Shard
-from tf_hips.ps.durable import Keeper
-from tf_hips.ps.jointly import JointStore
-from tf_hips.ps.members import Caller, Terms
-from tf_hips.ps.model import Model
+from tf_hips.ps.disk.durable import Keeper
+from tf_hips.ps.robust.joint import JointStore
 from tf_hips.ps.rules.joint import Report, Verdict
-from tf_hips.ps.session import Session
+from tf_hips.ps.session.members import Caller, Terms
+from tf_hips.ps.session.session import Session
+from tf_hips.ps.terms.assignment import Shard
+from tf_hips.ps.terms.model import Model
 
 SITES = ("a", "b", "c", "d", "e")
 SHAPES = [[3, 5], [], [70], [9]]

@@ -14,12 +14,13 @@ from tests.support.certs import Certificates
 from tf_hips.config import Tls, Uplink
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
-from tf_hips.ps import tls, wire
-from tf_hips.ps.link import CHANNEL_OPTIONS
-from tf_hips.ps.model import Model
-from tf_hips.ps.server import Server, ServerConfig
-from tf_hips.ps.shards import connect
-from tf_hips.ps.store import Store
+from tf_hips.ps.client.link import CHANNEL_OPTIONS
+from tf_hips.ps.client.shards import connect
+from tf_hips.ps.rounds.store import Store
+from tf_hips.ps.security import tls
+from tf_hips.ps.server.server import Server, ServerConfig
+from tf_hips.ps.terms.model import Model
+from tf_hips.ps.transport import wire
 
 FEEDBACK = "error_feedback(onebit)"
 SHAPES = ((3, 3, 1, 8), (8,), (72, 10), (10,))

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
-from tf_hips.ps.model import Model
+from tf_hips.ps.terms.model import Model
 
 Floats = npt.NDArray[np.float32]
 f = np.float32

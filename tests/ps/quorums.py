@@ -15,13 +15,14 @@ from tf_hips import log
 from tf_hips.errors import PeerError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
-from tf_hips.ps import gather, wire
-from tf_hips.ps.durable import Keeper
-from tf_hips.ps.members import Caller, Terms
-from tf_hips.ps.model import Model
-from tf_hips.ps.quorum import Quorum
-from tf_hips.ps.session import Session
-from tf_hips.ps.store import Store
+from tf_hips.ps.disk.durable import Keeper
+from tf_hips.ps.rounds import gather
+from tf_hips.ps.rounds.store import Store
+from tf_hips.ps.session.members import Caller, Terms
+from tf_hips.ps.session.session import Session
+from tf_hips.ps.terms.model import Model
+from tf_hips.ps.terms.quorum import Quorum
+from tf_hips.ps.transport import wire
 
 SITES = ("a", "b", "c")
 WORKERS = (1, 2, 3)

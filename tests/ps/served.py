@@ -14,15 +14,17 @@ from tf_hips import log
 from tf_hips.errors import PeerError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
-from tf_hips.ps import gather, rules, wire
-from tf_hips.ps.durable import Keeper
-from tf_hips.ps.members import Caller, Terms
-from tf_hips.ps.model import Model
-from tf_hips.ps.recorder import Kind, from_payload
-from tf_hips.ps.records import Reader
+from tf_hips.ps import rules
+from tf_hips.ps.disk.durable import Keeper
+from tf_hips.ps.disk.file_format import Reader
+from tf_hips.ps.rounds import gather
+from tf_hips.ps.rounds.store import Store
 from tf_hips.ps.rules.updates import Updates
-from tf_hips.ps.session import Session
-from tf_hips.ps.store import Store
+from tf_hips.ps.session.members import Caller, Terms
+from tf_hips.ps.session.session import Session
+from tf_hips.ps.terms.model import Model
+from tf_hips.ps.terms.recorder import Kind, from_payload
+from tf_hips.ps.transport import wire
 
 PATIENCE_S = 10.0
 SITES = ("a", "b")

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from tests.ps.parties import SHAPES, SITES
 from tf_hips.errors import ConfigError
 from tf_hips.ops.compressor import CHUNK
-from tf_hips.ps import records
-from tf_hips.ps.assignment import WHOLE, Shard
-from tf_hips.ps.model import Model
-from tf_hips.ps.settings import ServerConfig
+from tf_hips.ps.disk import file_format
+from tf_hips.ps.session.settings import ServerConfig
+from tf_hips.ps.terms.assignment import WHOLE, Shard
+from tf_hips.ps.terms.model import Model
 
 LARGE = ((5, 3), (CHUNK + 3,), (), (300, 7), (11,), (CHUNK // 4,), (64,))
 
@@ -63,14 +63,14 @@ def test_there_is_no_such_shard(numbers: tuple[Any, Any]) -> None:
 
 
 def test_files_that_know_no_shards_are_of_the_only_server(tmp_path: Path) -> None:
-    facts = records.Facts("local", SITES, None, None, (1, 2))
+    facts = file_format.Facts("local", SITES, None, None, (1, 2))
     path = tmp_path / "journal-000001"
-    path.write_bytes(records.Header(facts).to_bytes())
-    assert records.Reader(path).header.facts == facts
-    front = records._FRONT
+    path.write_bytes(file_format.Header(facts).to_bytes())
+    assert file_format.Reader(path).header.facts == facts
+    front = file_format._FRONT
     fields = json.loads(path.read_bytes()[front.size :])
     del fields["facts"]["shard"]
     text = json.dumps(fields).encode()
     head = struct.unpack_from("<8sI", path.read_bytes())
     path.write_bytes(front.pack(*head, len(text), zlib.crc32(text)) + text)
-    assert records.Reader(path).header.facts.shard == WHOLE.numbers
+    assert file_format.Reader(path).header.facts.shard == WHOLE.numbers

@@ -14,10 +14,10 @@ from tf_hips.errors import NonFiniteError, PacketError, ProtocolError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
 from tf_hips.ps import rules
-from tf_hips.ps.asynchronous import AsynchronousStore
-from tf_hips.ps.model import Model
-from tf_hips.ps.recorder import Kind, Recorder
+from tf_hips.ps.rounds.asynchronous import AsynchronousStore
 from tf_hips.ps.rules import arrivals
+from tf_hips.ps.terms.model import Model
+from tf_hips.ps.terms.recorder import Kind, Recorder
 
 pytestmark = pytest.mark.heavy  # every rule with every codec
 

@@ -24,12 +24,14 @@ from tf_hips import log
 from tf_hips.errors import NonFiniteError, PeerError, ProtocolError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
-from tf_hips.ps import durable, rules, wire
-from tf_hips.ps import journal as journals
-from tf_hips.ps.model import Model
-from tf_hips.ps.recorder import Kind, from_payload
-from tf_hips.ps.records import Reader
+from tf_hips.ps import rules
+from tf_hips.ps.disk import durable
+from tf_hips.ps.disk import journal as journals
+from tf_hips.ps.disk.file_format import Reader
 from tf_hips.ps.rules import arrivals
+from tf_hips.ps.terms.model import Model
+from tf_hips.ps.terms.recorder import Kind, from_payload
+from tf_hips.ps.transport import wire
 
 pytestmark = pytest.mark.heavy  # servers start, and are killed after any record
 
@@ -296,7 +298,7 @@ class AsynchronousServer(ServerProcess):
             return [sys.executable, "-m", "tf_hips.cli", "server", *options]
         program = (
             "from tf_hips import cli\n"
-            "from tf_hips.ps import durable\n"
+            "from tf_hips.ps.disk import durable\n"
             "durable.SNAPSHOT_AFTER_BYTES = durable.SNAPSHOT_AFTER_SNAPSHOTS = 0\n"
             f"cli.main({['server', *options]!r})"
         )

@@ -25,9 +25,9 @@ from tests.support.certs import Certificates
 from tests.support.eventually import eventually
 from tf_hips.errors import NonFiniteError, PacketError, PeerError, ProtocolError
 from tf_hips.ops import compressor as compressors
-from tf_hips.ps import wire
-from tf_hips.ps.model import Model
-from tf_hips.ps.wire import HEADER, Call
+from tf_hips.ps.terms.model import Model
+from tf_hips.ps.transport import wire
+from tf_hips.ps.transport.wire import HEADER, Call
 
 pytestmark = pytest.mark.heavy  # servers start in most of these
 

@@ -18,11 +18,11 @@ from tf_hips.errors import ConfigError, NonFiniteError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
 from tf_hips.ps import rules
-from tf_hips.ps.assignment import Shard
-from tf_hips.ps.buffered import BufferedStore
-from tf_hips.ps.model import Model
-from tf_hips.ps.recorder import Kind, Recorder
-from tf_hips.ps.settings import ServerConfig
+from tf_hips.ps.robust.buffered import BufferedStore
+from tf_hips.ps.session.settings import ServerConfig
+from tf_hips.ps.terms.assignment import Shard
+from tf_hips.ps.terms.model import Model
+from tf_hips.ps.terms.recorder import Kind, Recorder
 
 pytestmark = pytest.mark.heavy  # many rounds with every codec
 

@@ -24,13 +24,13 @@ from tests.ps.test_restart import Later
 from tf_hips import log
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
-from tf_hips.ps import journal as journals
-from tf_hips.ps import wire
-from tf_hips.ps.buffered import BufferedStore
-from tf_hips.ps.model import Model
-from tf_hips.ps.recorder import Kind, from_payload
-from tf_hips.ps.records import Reader
+from tf_hips.ps.disk import journal as journals
+from tf_hips.ps.disk.file_format import Reader
+from tf_hips.ps.robust.buffered import BufferedStore
 from tf_hips.ps.rules.arrivals import Moved
+from tf_hips.ps.terms.model import Model
+from tf_hips.ps.terms.recorder import Kind, from_payload
+from tf_hips.ps.transport import wire
 
 pytestmark = pytest.mark.heavy  # servers start, and are killed after any record
 

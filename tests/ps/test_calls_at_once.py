@@ -19,9 +19,9 @@ from tests.ps.parties import (
     serving,
     train_all,
 )
-from tf_hips.ps import wire
-from tf_hips.ps.calls_at_once import MAX_CALLS, MAX_STATUS, CallsAtOnce, CrowdedError
-from tf_hips.ps.server import Server
+from tf_hips.ps.server.server import Server
+from tf_hips.ps.transport import wire
+from tf_hips.ps.transport.calls_at_once import MAX_CALLS, MAX_STATUS, CallsAtOnce, CrowdedError
 
 
 def test_the_call_too_many_is_refused_and_told_once() -> None:

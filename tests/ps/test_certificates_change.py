@@ -13,8 +13,9 @@ from tests.support.certs import Certificates
 from tf_hips import log
 from tf_hips.config import Tls
 from tf_hips.errors import ConfigError, PeerError
-from tf_hips.ps import authority, revocation, tls, wire
-from tf_hips.ps.revocation import Revocations
+from tf_hips.ps.security import authority, revocation, tls
+from tf_hips.ps.security.revocation import Revocations
+from tf_hips.ps.transport import wire
 
 pytestmark = pytest.mark.heavy  # servers start in most of these
 

@@ -12,7 +12,7 @@ from tests.ps.test_tls import error_of_join, undisturbed
 from tests.support.certs import Certificates
 from tf_hips.config import Tls
 from tf_hips.errors import PeerError
-from tf_hips.ps import authority
+from tf_hips.ps.security import authority
 
 pytestmark = pytest.mark.heavy  # servers start in most of these
 
@@ -58,7 +58,7 @@ def test_a_party_with_a_certificate_of_a_fast_clock(
 def test_a_server_with_a_certificate_of_a_fast_clock(
     certificates: Certificates, made_there: dict[str, Tls], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tf_hips.ps.server.check_server", lambda *_: None)
+    monkeypatch.setattr("tf_hips.ps.server.server.check_server", lambda *_: None)
     with serving(certificates, tls=made_there["global-server"]) as server:
         error = error_of_join(server.address, certificates.party("b"))
     assert isinstance(error, PeerError)
@@ -73,7 +73,7 @@ def test_a_server_that_judges_otherwise(
     """By our own clock and authority nothing is wrong with our certificate."""
     ours, theirs = certificates.server(), foreign_certificates.server()
     mixed = Tls(theirs.authority, ours.certificate, ours.key)
-    monkeypatch.setattr("tf_hips.ps.server.check_server", lambda *_: None)
+    monkeypatch.setattr("tf_hips.ps.server.server.check_server", lambda *_: None)
     with serving(certificates, tls=mixed) as server:
         error = error_of_join(server.address, certificates.party("b"), deadline_s=1.0)
     assert isinstance(error, PeerError)

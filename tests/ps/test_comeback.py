@@ -26,7 +26,7 @@ from tests.ps.parties import (
 from tests.support.certs import Certificates
 from tests.support.eventually import eventually
 from tf_hips.errors import PeerError, ProtocolError
-from tf_hips.ps.server import Server
+from tf_hips.ps.server.server import Server
 
 pytestmark = pytest.mark.heavy  # servers start in most of these
 
@@ -255,8 +255,8 @@ def test_others_wait_while_a_party_does_its_rounds_again(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of them takes less than a round may stand still, all of them together more."""
-    monkeypatch.setattr("tf_hips.ps.client._MARGIN_S", 0.2)
-    monkeypatch.setattr("tf_hips.ps.waiting.TELLS_AFTER_S", 0.1)
+    monkeypatch.setattr("tf_hips.ps.client.client._MARGIN_S", 0.2)
+    monkeypatch.setattr("tf_hips.ps.session.waiting.TELLS_AFTER_S", 0.1)
     settings = {"deadline_s": 1.0}
     with (
         serving(certificates, round_timeout_s=1.0) as server,

@@ -30,11 +30,11 @@ from tf_hips.errors import NonFiniteError, PeerError, ProtocolError, StateError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
 from tf_hips.ops.compressor import CHUNK
-from tf_hips.ps import journal as journals
-from tf_hips.ps.model import Model
-from tf_hips.ps.recorder import Kind
-from tf_hips.ps.records import Reader
-from tf_hips.ps.store import Store
+from tf_hips.ps.disk import journal as journals
+from tf_hips.ps.disk.file_format import Reader
+from tf_hips.ps.rounds.store import Store
+from tf_hips.ps.terms.model import Model
+from tf_hips.ps.terms.recorder import Kind
 
 
 def test_a_session_that_nobody_has_joined_is_new(tmp_path: Path) -> None:

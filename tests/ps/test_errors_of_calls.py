@@ -5,7 +5,7 @@ import grpc
 import pytest
 
 from tf_hips.errors import LibraryError, PacketError, TfHipsError, ToleranceError
-from tf_hips.ps.calls import Calls
+from tf_hips.ps.calls.service import Calls
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.heavy  # servers start in most of these
 
 _BEGIN = """
 import atexit, sys
-from tf_hips.ps import exits
+from tf_hips.ps.client import exits
 exits.watch()
 atexit.register(lambda: print("reason:", exits.reason(None)))
 """

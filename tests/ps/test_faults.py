@@ -15,7 +15,7 @@ from tests.faults.job import Failed, Job
 from tests.faults.keras_runs import KINDS, STEPS, KerasRun
 from tests.faults.schedule import DELAYS_S, ROLES, Schedule, cases
 from tests.faults.training import SETTINGS, TREES, Trainer
-from tf_hips.ps.recorder import Kind
+from tf_hips.ps.terms.recorder import Kind
 
 ONEBIT, TREE = SETTINGS["onebit"], TREES[0]
 BY_NAME = {one.name: one for one in cases()}

@@ -11,11 +11,12 @@ import pytest
 from tests.ps.parties import DEADLINE_S
 from tests.support.eventually import eventually
 from tf_hips.errors import PeerError, ProtocolError, TfHipsError
-from tf_hips.ps import waiting, wire
-from tf_hips.ps.gather import LABEL_BYTES, Gathers, Upload, to_packet
-from tf_hips.ps.members import Caller, Terms
-from tf_hips.ps.session import Session
-from tf_hips.ps.wire import HEADER
+from tf_hips.ps.rounds.gather import LABEL_BYTES, Gathers, Upload, to_packet
+from tf_hips.ps.session import waiting
+from tf_hips.ps.session.members import Caller, Terms
+from tf_hips.ps.session.session import Session
+from tf_hips.ps.transport import wire
+from tf_hips.ps.transport.wire import HEADER
 
 pytestmark = pytest.mark.heavy  # children that are waited for
 

@@ -14,8 +14,9 @@ from tests.ps.parties import DEADLINE_S, Party, parties, raw_channel, serving, t
 from tests.ps.relay import Relay
 from tests.support.certs import Certificates
 from tf_hips.errors import PeerError, ProtocolError
-from tf_hips.ps import waiting, wire
-from tf_hips.ps.wire import HEADER, Call
+from tf_hips.ps.session import waiting
+from tf_hips.ps.transport import wire
+from tf_hips.ps.transport.wire import HEADER, Call
 
 pytestmark = pytest.mark.heavy  # servers
 

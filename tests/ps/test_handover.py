@@ -19,13 +19,13 @@ from tests.ps.test_comeback import killed, wait_gone
 from tests.ps.trees import Node, addresses_of, leaves_of, serving_tree
 from tests.support.certs import Certificates
 from tf_hips.errors import PeerError, ProtocolError
-from tf_hips.ps import parcel, wire
-from tf_hips.ps.handover import Handover
-from tf_hips.ps.members import Caller, Members, Terms
-from tf_hips.ps.news import Request
-from tf_hips.ps.parcel import Intake
-from tf_hips.ps.server import Server
-from tf_hips.ps.tree import Place
+from tf_hips.ps.server.server import Server
+from tf_hips.ps.session.handover import Handover
+from tf_hips.ps.session.members import Caller, Members, Terms
+from tf_hips.ps.terms.tree import Place
+from tf_hips.ps.transport import parcel, wire
+from tf_hips.ps.transport.news import Request
+from tf_hips.ps.transport.parcel import Intake
 
 pytestmark = pytest.mark.heavy  # servers start in most of these
 

@@ -26,18 +26,20 @@ from tests.support.eventually import eventually
 from tf_hips import robust
 from tf_hips.errors import ConfigError, ProtocolError
 from tf_hips.ops import compressor as compressors
-from tf_hips.ps import durable, link, rules
-from tf_hips.ps.assignment import Shard
-from tf_hips.ps.jointly import JointStore
-from tf_hips.ps.judging import Follower, judge_of
-from tf_hips.ps.model import Model
+from tf_hips.ps import rules
+from tf_hips.ps.calls.joint import Follower, judge_of
+from tf_hips.ps.client import link
+from tf_hips.ps.disk import durable
+from tf_hips.ps.robust.joint import JointStore
+from tf_hips.ps.rounds.store import Store
 from tf_hips.ps.rules.joint import Report, Verdict, of_rows
 from tf_hips.ps.rules.robust import OWN_REFUSAL
 from tf_hips.ps.rules.updates import Updates
 from tf_hips.ps.rules.whole import Distances, rule_of
-from tf_hips.ps.settings import ServerConfig
-from tf_hips.ps.store import Store
-from tf_hips.ps.wire import REFUSED_WEIGHT
+from tf_hips.ps.session.settings import ServerConfig
+from tf_hips.ps.terms.assignment import Shard
+from tf_hips.ps.terms.model import Model
+from tf_hips.ps.transport.wire import REFUSED_WEIGHT
 
 pytestmark = pytest.mark.heavy  # many rounds of many shards
 

@@ -28,9 +28,10 @@ from tests.support.eventually import eventually
 from tf_hips import log
 from tf_hips.errors import PeerError, ProtocolError, ToleranceError
 from tf_hips.ops.compressor import CHUNK
-from tf_hips.ps import judging, wire
-from tf_hips.ps.jointly import JointStore
-from tf_hips.ps.server import Server
+from tf_hips.ps.calls import joint
+from tf_hips.ps.robust.joint import JointStore
+from tf_hips.ps.server.server import Server
+from tf_hips.ps.transport import wire
 
 pytestmark = pytest.mark.heavy  # servers start in all of these
 
@@ -228,7 +229,7 @@ def test_what_is_no_lead_is_refused(certificates: Certificates) -> None:
 def test_only_servers_of_the_run_may_measure(certificates: Certificates) -> None:
     with servers_of(certificates, 2, RULES[0]) as (servers, address):
         lead = servers[0]
-        for method in (judging.MEASURE, judging.MOVING):
+        for method in (joint.MEASURE, joint.MOVING):
             code, text = _measure(lead, certificates.party("a"), [b""], method)
             assert code == grpc.StatusCode.PERMISSION_DENIED
             assert "must be of role `global-server`. Received: `party/a`" in text
@@ -249,13 +250,13 @@ def test_only_servers_of_the_run_may_measure(certificates: Certificates) -> None
 
 
 def _measure(
-    server: Server, identity: Any, messages: Sequence[bytes], method: str = judging.MEASURE
+    server: Server, identity: Any, messages: Sequence[bytes], method: str = joint.MEASURE
 ) -> tuple[grpc.StatusCode, str]:
     call = wire.Call("local", "shard-1", "p1", 0)
     metadata = ((wire.METADATA_KEY, call.to_text()),)
     with raw_channel(server.address, identity) as channel:
         try:
-            if method == judging.MOVING:
+            if method == joint.MOVING:
                 channel.unary_unary(f"/{wire.SERVICE}/{method}")(
                     b"", timeout=DEADLINE_S, metadata=metadata
                 )
@@ -273,9 +274,9 @@ def test_who_waits_hears_that_bytes_come_in_at_another_shard(
 ) -> None:
     """The last child has sent nothing, then all to shard 1, and shard 0 is what all wait for."""
     heard: list[str] = []
-    told = judging.Lead.note_moved
-    monkeypatch.setattr(judging, "TELLS_AFTER_S", 0.02)
-    monkeypatch.setattr(judging.Lead, "note_moved", lambda one: (heard.append("lead"), told(one)))
+    told = joint.Lead.note_moved
+    monkeypatch.setattr(joint, "TELLS_AFTER_S", 0.02)
+    monkeypatch.setattr(joint.Lead, "note_moved", lambda one: (heard.append("lead"), told(one)))
     with (
         servers_of(certificates, 2, RULES[0]) as (servers, address),
         joined(certificates, address, compression="fp32") as members,

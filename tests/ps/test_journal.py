@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tf_hips.errors import ConfigError, StateError
-from tf_hips.ps import journal as journals
-from tf_hips.ps import records
-from tf_hips.ps.journal import Folder, Journal, Recovery, SnapshotWriter
-from tf_hips.ps.records import Facts, Reader
+from tf_hips.ps.disk import file_format
+from tf_hips.ps.disk import journal as journals
+from tf_hips.ps.disk.file_format import Facts, Reader
+from tf_hips.ps.disk.journal import Folder, Journal, Recovery, SnapshotWriter
 
 FACTS = Facts("job", ("a", "b"), "error_feedback(onebit)", None)
 PAYLOADS = [b"", b"one", bytes(range(256)) * 3, b"\0" * 40, b"last"]
@@ -56,8 +56,8 @@ def whole(folder: Folder) -> tuple[bytes, list[int]]:
     for kind, payload in KEPT:
         journal.append(kind, [payload])
         assert journal.settle()
-        ends.append(ends[-1] + records.RECORD.size + len(payload))
-        ends.append(ends[-1] + len(records.to_mark(bytes(16), 0)))
+        ends.append(ends[-1] + file_format.RECORD.size + len(payload))
+        ends.append(ends[-1] + len(file_format.to_mark(bytes(16), 0)))
     journal.close()
     data = path.read_bytes()
     assert len(data) == ends[-1]
@@ -160,13 +160,13 @@ def test_a_packet_cannot_look_like_a_mark(folder: Folder) -> None:
     path = folder.file("journal", 1)
     size = path.stat().st_size
     with path.open("ab") as file:
-        file.write(b"\xff" * 7 + b"torn" + records.to_mark(bytes(16), size + 11))
+        file.write(b"\xff" * 7 + b"torn" + file_format.to_mark(bytes(16), size + 11))
     assert content(folder) == [(1, b"first")]
     # With the right 16 bytes it would be one.
     reader = Reader(path)
     reader.close()
     with path.open("ab") as file:
-        file.write(records.to_mark(reader.header.mark, path.stat().st_size))
+        file.write(file_format.to_mark(reader.header.mark, path.stat().st_size))
     with pytest.raises(StateError, match=rf"journal-000001 is damaged at byte {size}: "):
         content(folder)
 
@@ -180,7 +180,7 @@ def test_a_mark_is_found_across_blocks(folder: Folder, monkeypatch: pytest.Monke
     data[700] ^= 1
     path.write_bytes(data)
     for size in (16, 17, 61, 1000):
-        monkeypatch.setattr(records, "_BLOCK_BYTES", size)
+        monkeypatch.setattr(file_format, "_BLOCK_BYTES", size)
         with pytest.raises(StateError, match="damaged"):
             content(folder)
 

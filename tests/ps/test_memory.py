@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = """
 import ctypes, sys, threading
-from tf_hips.ps.memory import limit_arenas
+from tf_hips.ps.server.memory import limit_arenas
 
 if sys.argv[1] == "limited":
     limit_arenas()

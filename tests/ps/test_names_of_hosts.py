@@ -8,8 +8,8 @@ import pytest
 
 from tests.ps.parties import DEADLINE_S, Certificates, parties, serving, train_all
 from tests.ps.relay import Relay
-from tf_hips.ps import diagnosis
-from tf_hips.ps.sockets import split_address
+from tf_hips.ps.security import diagnosis
+from tf_hips.ps.transport.sockets import split_address
 
 
 def test_a_run_outlives_a_name_that_is_not_found_for_a_while(

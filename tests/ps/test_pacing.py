@@ -15,11 +15,11 @@ from tf_hips.config import Uplink
 from tf_hips.errors import ProtocolError
 from tf_hips.esync.pacer import Report
 from tf_hips.esync.rule import Pace
-from tf_hips.ps import calls, pacing
-from tf_hips.ps.client import Client
-from tf_hips.ps.pacing import PaceClient
-from tf_hips.ps.server import Server
-from tf_hips.ps.settings import ServerConfig
+from tf_hips.ps.calls import pacing, service
+from tf_hips.ps.calls.pacing import PaceClient
+from tf_hips.ps.client.client import Client
+from tf_hips.ps.server.server import Server
+from tf_hips.ps.session.settings import ServerConfig
 
 SITES = ("slow", "fast", "third", "fourth")
 PACE = Pace(slowest_steps=2, most_slowest_steps=2, margin=0.0, link_share=1.0)
@@ -49,7 +49,7 @@ def running(
     with contextlib.ExitStack() as stack:
         server = Server(ServerConfig(parties=SITES[:count], insecure=True, rule=rule))
         pacer = pacing.PaceServer(count, clock)
-        stack.enter_context(mock.patch.object(calls, "PaceServer", lambda _: pacer))
+        stack.enter_context(mock.patch.object(service, "PaceServer", lambda _: pacer))
         server.start()
         stack.callback(server.stop, 0.0)
         PACES[server.port] = pacer

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tf_hips.errors import PeerError, ProtocolError
-from tf_hips.ps import parcel, wire
-from tf_hips.ps.parcel import Header, Held, Intake
+from tf_hips.ps.transport import parcel, wire
+from tf_hips.ps.transport.parcel import Header, Held, Intake
 
 SIZES = {"a": 0, "b": 3, "c": (1 << 20) + 5, "d.index": 1, "e": 0, "f": 2 << 20}
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tf_hips.ps import past_files
-from tf_hips.ps.journal import Folder
-from tf_hips.ps.past import Past, Results
-from tf_hips.ps.past_files import PastOnDisk
-from tf_hips.ps.records import Facts
+from tf_hips.ps.disk import past_files
+from tf_hips.ps.disk.file_format import Facts
+from tf_hips.ps.disk.journal import Folder
+from tf_hips.ps.disk.past_files import PastOnDisk
+from tf_hips.ps.terms.past import Past, Results
 
 NUM_CHUNKS = 3
 CHUNK_BYTES = 1000

@@ -19,10 +19,10 @@ from tf_hips.errors import ConfigError, NonFiniteError, ProtocolError, TfHipsErr
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
 from tf_hips.ps import rules
-from tf_hips.ps.model import Model
-from tf_hips.ps.periods import AHEAD, Above, PeriodicStore
-from tf_hips.ps.recorder import Kind, Recorder
-from tf_hips.ps.server import Server, ServerConfig
+from tf_hips.ps.rounds.periods import AHEAD, Above, PeriodicStore
+from tf_hips.ps.server.server import Server, ServerConfig
+from tf_hips.ps.terms.model import Model
+from tf_hips.ps.terms.recorder import Kind, Recorder
 
 pytestmark = pytest.mark.heavy  # many rounds of two levels
 

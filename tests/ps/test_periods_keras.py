@@ -12,7 +12,7 @@ import pytest
 from tests.ps.trees import Node, serving_tree
 from tests.support.certs import Certificates
 from tests.support.eventually import eventually
-from tf_hips.ps.periods import PeriodicStore
+from tf_hips.ps.rounds.periods import PeriodicStore
 
 PERIOD = 4
 STEPS = {"a": 24, "b": 12}  # neither waits for the other

@@ -18,7 +18,7 @@ from tests.ps.test_tree_restart import TreeServer
 from tests.ps.trees import Node, leaves_of
 from tests.support.certs import Certificates
 from tests.support.eventually import eventually
-from tf_hips.ps.recorder import Kind
+from tf_hips.ps.terms.recorder import Kind
 
 LAST = 39
 NODE = Node("", (Node("west", ("a", "b"), **DENSE),), **DENSE)

@@ -18,10 +18,10 @@ from tests.ps.relay import Relay
 from tests.support.certs import Certificates
 from tests.support.eventually import eventually
 from tf_hips.errors import PeerError
-from tf_hips.ps.link import Link, Patience
-from tf_hips.ps.server import Server, ServerConfig
-from tf_hips.ps.serving import serve
-from tf_hips.ps.weights import cut_weights
+from tf_hips.ps.client.link import Link, Patience
+from tf_hips.ps.server.foreground import serve
+from tf_hips.ps.server.server import Server, ServerConfig
+from tf_hips.ps.terms.weights import cut_weights
 
 pytestmark = pytest.mark.heavy  # these wait for what is lost
 
@@ -131,7 +131,7 @@ def test_a_process_that_does_not_close_its_client_ends(certificates: Certificate
     program = (
         "import sys, threading\n"
         "from tf_hips.config import Uplink\n"
-        "from tf_hips.ps.client import Client\n"
+        "from tf_hips.ps.client.client import Client\n"
         "Client(Uplink(sys.argv[1], 'a'), 'local', 1).join('onebit', 'same', 7)\n"
         "print('joined', flush=True)\n"
         "sys.exit('failed')\n"
@@ -150,7 +150,7 @@ def test_a_process_that_stands_still_is_lost(certificates: Certificates) -> None
     program = (
         "import sys\n"
         "from tf_hips.config import Uplink\n"
-        "from tf_hips.ps.client import Client\n"
+        "from tf_hips.ps.client.client import Client\n"
         "Client(Uplink(sys.argv[1], 'b'), 'local', 1).join(sys.argv[2], 'same', 7)\n"
         "print('joined', flush=True)\n"
         "sys.stdin.read()\n"
@@ -184,8 +184,8 @@ def test_the_first_weights_may_take_longer_than_all_deadlines(
             threading.Event().wait(next(pieces_s))
             yield message
 
-    monkeypatch.setattr("tf_hips.ps.client.cut_weights", slowly)
-    monkeypatch.setattr("tf_hips.ps.client._MARGIN_S", 0.2)
+    monkeypatch.setattr("tf_hips.ps.client.client.cut_weights", slowly)
+    monkeypatch.setattr("tf_hips.ps.client.client._MARGIN_S", 0.2)
     with (
         serving(certificates, round_timeout_s=1.0) as server,
         parties(server, certificates, deadline_s=0.5) as (a, b),
@@ -211,8 +211,8 @@ def test_first_weights_that_stand_still_are_given_up(
         given_up.wait(DEADLINE_S)
         yield from messages
 
-    monkeypatch.setattr("tf_hips.ps.client.cut_weights", standing_still)
-    monkeypatch.setattr("tf_hips.ps.client._MARGIN_S", 0.6)
+    monkeypatch.setattr("tf_hips.ps.client.client.cut_weights", standing_still)
+    monkeypatch.setattr("tf_hips.ps.client.client._MARGIN_S", 0.6)
     weights = [np.zeros(3 << 20, np.uint8)]
 
     def upload(member: Party) -> None:
@@ -284,8 +284,8 @@ def test_a_round_may_take_as_long_as_bytes_move(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several times as long as a round may stand still: nobody gives up."""
-    monkeypatch.setattr("tf_hips.ps.client._MARGIN_S", 0.3)
-    monkeypatch.setattr("tf_hips.ps.waiting.TELLS_AFTER_S", 0.2)
+    monkeypatch.setattr("tf_hips.ps.client.client._MARGIN_S", 0.3)
+    monkeypatch.setattr("tf_hips.ps.session.waiting.TELLS_AFTER_S", 0.2)
     with (
         serving(certificates, round_timeout_s=2.0) as server,
         Relay(server.port) as relay,

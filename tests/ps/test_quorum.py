@@ -21,14 +21,15 @@ from tests.ps.quorums import (
 from tf_hips.errors import ConfigError, NonFiniteError, PeerError, ProtocolError, StateError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
-from tf_hips.ps import durable, waiting
-from tf_hips.ps import quorum as quorums
-from tf_hips.ps.members import Caller
-from tf_hips.ps.partial import Partial
-from tf_hips.ps.quorum import DROP, NEXT, Arrivals, Quorum
-from tf_hips.ps.recorder import Recorder
-from tf_hips.ps.settings import ServerConfig, terms_of
-from tf_hips.ps.store import Store
+from tf_hips.ps.disk import durable
+from tf_hips.ps.rounds.partial import Partial
+from tf_hips.ps.rounds.store import Store
+from tf_hips.ps.session import waiting
+from tf_hips.ps.session.members import Caller
+from tf_hips.ps.session.settings import ServerConfig, terms_of
+from tf_hips.ps.terms import quorum as quorums
+from tf_hips.ps.terms.quorum import DROP, NEXT, Arrivals, Quorum
+from tf_hips.ps.terms.recorder import Recorder
 
 pytestmark = pytest.mark.heavy  # many rounds with every order of arrival
 

@@ -7,8 +7,8 @@ import pytest
 
 from tests.ps.quorums import Run, oracle_sum
 from tests.ps.test_quorum import same
-from tf_hips.ps import durable
-from tf_hips.ps.quorum import RETURN_S, Quorum
+from tf_hips.ps.disk import durable
+from tf_hips.ps.terms.quorum import RETURN_S, Quorum
 
 
 def test_fewer_than_a_quorum_end_no_run_by_leaving() -> None:

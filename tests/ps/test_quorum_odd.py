@@ -14,8 +14,9 @@ from tests.ps.quorums import PATIENCE_S, Run, oracle_sum
 from tests.ps.test_quorum import same
 from tests.support.eventually import eventually
 from tf_hips.errors import ProtocolError
-from tf_hips.ps import gather, wire
-from tf_hips.ps.quorum import DROP, Quorum
+from tf_hips.ps.rounds import gather
+from tf_hips.ps.terms.quorum import DROP, Quorum
+from tf_hips.ps.transport import wire
 
 pytestmark = pytest.mark.heavy  # calls wait in threads
 

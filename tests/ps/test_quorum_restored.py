@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests.ps.quorums import MODEL, Run
-from tf_hips.ps import durable
-from tf_hips.ps.partial import MOST_BEGUN, Partial
-from tf_hips.ps.quorum import NEXT, Quorum
+from tf_hips.ps.disk import durable
+from tf_hips.ps.rounds.partial import MOST_BEGUN, Partial
+from tf_hips.ps.terms.quorum import NEXT, Quorum
 
 
 def test_a_lost_child_that_a_restored_server_hears_is_lost_when_it_goes_again(

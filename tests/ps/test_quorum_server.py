@@ -25,10 +25,10 @@ from tf_hips.config import Uplink
 from tf_hips.errors import PeerError, TfHipsError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
-from tf_hips.ps.model import Model
-from tf_hips.ps.partial import Partial
-from tf_hips.ps.server import Server
-from tf_hips.ps.store import Store
+from tf_hips.ps.rounds.partial import Partial
+from tf_hips.ps.rounds.store import Store
+from tf_hips.ps.server.server import Server
+from tf_hips.ps.terms.model import Model
 
 pytestmark = pytest.mark.heavy  # deadlines are waited for
 

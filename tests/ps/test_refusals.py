@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many refused calls a peer may make."""
 
-from tf_hips.ps.refusals import Refusals
+from tf_hips.ps.calls.refusals import Refusals
 
 
 def test_a_peer_is_turned_away_for_the_rest_of_a_period() -> None:

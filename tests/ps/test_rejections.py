@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the log says of rows that are refused (ps/rejections.py)."""
+"""What the log says of rows that are refused (ps/robust/rejections.py)."""
 
 import logging
 
 import pytest
 
-from tf_hips.ps.rejections import Rejections
+from tf_hips.ps.robust.rejections import Rejections
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:

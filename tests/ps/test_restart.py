@@ -31,11 +31,11 @@ from tests.support.certs import Certificates
 from tests.support.eventually import eventually
 from tf_hips import log
 from tf_hips.errors import ConfigError, PeerError, StateError
-from tf_hips.ps import journal as journals
-from tf_hips.ps.model import Model
-from tf_hips.ps.recorder import Kind, from_payload
-from tf_hips.ps.records import Reader
-from tf_hips.ps.server import Server, ServerConfig
+from tf_hips.ps.disk import journal as journals
+from tf_hips.ps.disk.file_format import Reader
+from tf_hips.ps.server.server import Server, ServerConfig
+from tf_hips.ps.terms.model import Model
+from tf_hips.ps.terms.recorder import Kind, from_payload
 
 pytestmark = pytest.mark.heavy  # servers start in most of these
 
@@ -70,7 +70,7 @@ class ServerProcess:
             return [sys.executable, "-m", "tf_hips.cli", "server", *options]
         program = (
             "from tf_hips import cli\n"
-            "from tf_hips.ps import durable\n"
+            "from tf_hips.ps.disk import durable\n"
             "durable.SNAPSHOT_AFTER_BYTES = durable.SNAPSHOT_AFTER_SNAPSHOTS = 0\n"
             f"cli.main({['server', *options]!r})"
         )

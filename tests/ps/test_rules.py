@@ -17,11 +17,12 @@ from tf_hips.errors import ConfigError, NonFiniteError, ProtocolError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
 from tf_hips.ops.compressor import CHUNK
-from tf_hips.ps import rules, wire
-from tf_hips.ps.model import Model
+from tf_hips.ps import rules
+from tf_hips.ps.rounds.store import Store
 from tf_hips.ps.rules.steps import num_slots
 from tf_hips.ps.rules.updates import Updates
-from tf_hips.ps.store import Store
+from tf_hips.ps.terms.model import Model
+from tf_hips.ps.transport import wire
 
 pytestmark = pytest.mark.heavy  # every rule with every codec
 
@@ -387,7 +388,7 @@ def test_parties_and_the_server_agree_on_the_rule(certificates: Certificates) ->
 
 
 def test_a_rule_that_is_none_is_refused_where_it_is_told() -> None:
-    from tf_hips.ps.settings import ServerConfig
+    from tf_hips.ps.session.settings import ServerConfig
 
     with pytest.raises(ConfigError, match="a rule must be one of"):
         ServerConfig(parties=TWO, insecure=True, rule="smu")

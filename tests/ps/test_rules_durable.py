@@ -7,10 +7,11 @@ import pytest
 
 from tests.ps.served import FEEDBACK, MODEL, NOISE, SITES, Served, rounds, undisturbed
 from tf_hips.errors import StateError
-from tf_hips.ps import durable, rules
-from tf_hips.ps.durable import Keeper
-from tf_hips.ps.members import Terms
+from tf_hips.ps import rules
+from tf_hips.ps.disk import durable
+from tf_hips.ps.disk.durable import Keeper
 from tf_hips.ps.rules.steps import num_slots
+from tf_hips.ps.session.members import Terms
 
 TEXTS = (FEEDBACK, NOISE)
 RULES = ("momentum(0.1, nesterov=True)", "adam(0.01)", "fedyogi", "diloco")

@@ -17,12 +17,12 @@ from tf_hips import robust
 from tf_hips.errors import ConfigError, NonFiniteError, ProtocolError, ToleranceError
 from tf_hips.ops import native
 from tf_hips.ps import rules
-from tf_hips.ps.quorum import DROP, Quorum
+from tf_hips.ps.robust.tally import Winners
+from tf_hips.ps.rounds.store import Store
 from tf_hips.ps.rules.updates import Updates
 from tf_hips.ps.rules.whole import WholeRound
-from tf_hips.ps.settings import ServerConfig
-from tf_hips.ps.store import Store
-from tf_hips.ps.tallying import Winners
+from tf_hips.ps.session.settings import ServerConfig
+from tf_hips.ps.terms.quorum import DROP, Quorum
 from tf_hips.robust.detox import Detox, draco
 
 pytestmark = pytest.mark.heavy  # every rule with liars
@@ -139,7 +139,7 @@ def test_a_server_knows_how_many_could_have_a_row(
         made.append(terms[4])
         return Updates(*terms)
 
-    monkeypatch.setattr("tf_hips.ps.state.Updates", note)
+    monkeypatch.setattr("tf_hips.ps.session.state.Updates", note)
     sites = ("a", "b", "c", "d", "e")
     more = {} if quorum is None else {"quorum": quorum, "late": DROP}
     with serving(certificates, parties=sites, rule=text, **more) as server:

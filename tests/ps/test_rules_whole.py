@@ -13,13 +13,14 @@ from tf_hips import robust
 from tf_hips.errors import NonFiniteError, ProtocolError, ToleranceError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
-from tf_hips.ps import rules, wire
-from tf_hips.ps.model import Model
+from tf_hips.ps import rules
+from tf_hips.ps.rounds.store import Store
 from tf_hips.ps.rules.robust import OWN_REFUSAL, is_refused
 from tf_hips.ps.rules.updates import Updates
 from tf_hips.ps.rules.whole import rule_of
-from tf_hips.ps.store import Store
-from tf_hips.ps.wire import REFUSED_WEIGHT
+from tf_hips.ps.terms.model import Model
+from tf_hips.ps.transport import wire
+from tf_hips.ps.transport.wire import REFUSED_WEIGHT
 from tf_hips.robust.aggregator import Measures
 
 pytestmark = pytest.mark.heavy  # every rule with every codec

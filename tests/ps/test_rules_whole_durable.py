@@ -13,11 +13,11 @@ from tests.support.certs import Certificates
 from tests.support.eventually import eventually
 from tf_hips import robust
 from tf_hips.ops import native
-from tf_hips.ps import durable
-from tf_hips.ps.quorum import DROP, Quorum
+from tf_hips.ps.disk import durable
 from tf_hips.ps.rules import parse
 from tf_hips.ps.rules.robust import OWN_REFUSAL
-from tf_hips.ps.wire import MESSAGE_BYTES, REFUSED_WEIGHT
+from tf_hips.ps.terms.quorum import DROP, Quorum
+from tf_hips.ps.transport.wire import MESSAGE_BYTES, REFUSED_WEIGHT
 
 pytestmark = pytest.mark.heavy  # servers are restored at every point
 

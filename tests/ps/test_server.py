@@ -29,11 +29,11 @@ from tf_hips.errors import ConfigError, PeerError, ProtocolError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
 from tf_hips.ops.compressor import CHUNK
-from tf_hips.ps.diagnosis import _diagnose_plain
-from tf_hips.ps.model import Model
-from tf_hips.ps.server import ServerConfig
-from tf_hips.ps.serving import serve
-from tf_hips.ps.sockets import WireBytes
+from tf_hips.ps.security.diagnosis import _diagnose_plain
+from tf_hips.ps.server.foreground import serve
+from tf_hips.ps.server.server import ServerConfig
+from tf_hips.ps.terms.model import Model
+from tf_hips.ps.transport.sockets import WireBytes
 
 pytestmark = pytest.mark.heavy  # servers start in most of these
 
@@ -400,7 +400,7 @@ def test_a_budget_is_chosen_when_the_model_is_known(certificates: Certificates) 
 def test_a_run_that_nobody_calls_is_given_up(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tf_hips.ps.server._GRACE_S", 0.2)  # nobody is there to be told
+    monkeypatch.setattr("tf_hips.ps.server.server._GRACE_S", 0.2)  # nobody is there to be told
     with serving(certificates, once=True, idle_timeout_s=0.2) as server:
         with parties(server, certificates) as members:
             train_all(members, 0, 0)
@@ -465,7 +465,7 @@ def test_a_wrong_configuration_is_refused(settings: dict[str, object], text: str
 def test_a_server_process_is_small_and_knows_no_tensorflow() -> None:
     # getrusage would tell the peak of the process that forked this one.
     program = (
-        "import sys, tf_hips.ps.server, tf_hips.ps.client\n"
+        "import sys, tf_hips.ps.server.server, tf_hips.ps.client.client\n"
         "from tf_hips.ops import compressor; compressor.parse('fp32').chunk_packet_bytes(3)\n"
         "heavy = ('tensorflow', 'keras', 'horovod', 'cryptography')\n"
         "print([name for name in heavy if name in sys.modules])\n"

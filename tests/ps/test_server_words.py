@@ -12,8 +12,8 @@ from tests.ps.parties import Party, parties, serving, train_all
 from tests.support.certs import Certificates
 from tests.support.eventually import eventually
 from tf_hips.ps import rules
-from tf_hips.ps.calls import Calls
-from tf_hips.ps.waiting import ENDED, STOPPED
+from tf_hips.ps.calls.service import Calls
+from tf_hips.ps.session.waiting import ENDED, STOPPED
 
 pytestmark = pytest.mark.heavy  # servers start in most of these
 

@@ -10,10 +10,10 @@ import pytest
 
 from tests.support.eventually import eventually
 from tf_hips.errors import PeerError, ProtocolError
-from tf_hips.ps.members import Caller, Terms
-from tf_hips.ps.session import Session
-from tf_hips.ps.tree import MAX_LEAVES, far_larger
-from tf_hips.ps.waits import Limits
+from tf_hips.ps.calls.wait_limits import Limits
+from tf_hips.ps.session.members import Caller, Terms
+from tf_hips.ps.session.session import Session
+from tf_hips.ps.terms.tree import MAX_LEAVES, far_larger
 
 PATIENCE_S = 10.0
 

@@ -33,13 +33,13 @@ from tf_hips import cli, log
 from tf_hips.config import Uplink
 from tf_hips.errors import ConfigError, NonFiniteError, PeerError, ProtocolError, StateError
 from tf_hips.ops.compressor import CHUNK
-from tf_hips.ps import wire
-from tf_hips.ps.assignment import Shard
-from tf_hips.ps.client import Client
-from tf_hips.ps.model import Model
-from tf_hips.ps.server import Server
-from tf_hips.ps.settings import ServerConfig
-from tf_hips.ps.shards import ShardedClient, connect
+from tf_hips.ps.client.client import Client
+from tf_hips.ps.client.shards import ShardedClient, connect
+from tf_hips.ps.server.server import Server
+from tf_hips.ps.session.settings import ServerConfig
+from tf_hips.ps.terms.assignment import Shard
+from tf_hips.ps.terms.model import Model
+from tf_hips.ps.transport import wire
 
 pytestmark = pytest.mark.heavy  # servers start in most of these
 
@@ -392,7 +392,7 @@ def test_a_lost_party_is_lost_for_all_servers(certificates: Certificates) -> Non
 def test_a_failed_step_is_told_to_all(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tf_hips.ps.waiting.FAILED_AFTER_S", 0.2)
+    monkeypatch.setattr("tf_hips.ps.session.waiting.FAILED_AFTER_S", 0.2)
     with sharded(certificates, 2) as (servers, (a, b)):
         train_all((a, b), 0, 0)
         a.client.failed("MemoryError: too large")

@@ -13,9 +13,9 @@ from tests.ps.test_restart import Later, ServerProcess
 from tests.support.eventually import eventually
 from tf_hips import log
 from tf_hips.errors import PeerError
-from tf_hips.ps.assignment import Shard
-from tf_hips.ps.model import Model
-from tf_hips.ps.recorder import Kind
+from tf_hips.ps.terms.assignment import Shard
+from tf_hips.ps.terms.model import Model
+from tf_hips.ps.terms.recorder import Kind
 
 pytestmark = pytest.mark.heavy  # servers start in most of these
 
@@ -107,7 +107,7 @@ def test_shards_killed_while_they_make_snapshots(processes: list[ShardProcess]) 
 def test_leaving_is_heard_where_it_can_be(
     processes: list[ShardProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tf_hips.ps.client._LEAVE_DURABLE_S", 0.5)
+    monkeypatch.setattr("tf_hips.ps.client.client._LEAVE_DURABLE_S", 0.5)
     address = ",".join(one.address for one in processes)
     a, b = (Party(address, site, None, deadline_s=0.5) for site in SITES)
     together(a.join, b.join)
@@ -131,7 +131,7 @@ def test_a_dead_shard_ends_the_run_when_patience_is_over(
     monkeypatch.setattr(a.client._clients[2], "_wait_s", 1.0)
     with pytest.raises(PeerError, match=f"Exchange: Nothing listens at {processes[2].address}"):
         a.train(1, 1)
-    monkeypatch.setattr("tf_hips.ps.client._LEAVE_DURABLE_S", 0.5)
+    monkeypatch.setattr("tf_hips.ps.client.client._LEAVE_DURABLE_S", 0.5)
     a.client.leave(f"server {processes[2].address} is gone")
     for one in processes[:2]:
         one.end()

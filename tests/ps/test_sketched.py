@@ -20,13 +20,8 @@ from tf_hips.errors import ConfigError, PacketError, ProtocolError, TfHipsError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
 from tf_hips.ps import rules
-from tf_hips.ps.model import Model
-from tf_hips.ps.passing import Batch, WayUp
-from tf_hips.ps.quorum import Quorum
-from tf_hips.ps.rules import leaves as leaf_rules
-from tf_hips.ps.server import Server
-from tf_hips.ps.settings import ServerConfig
-from tf_hips.ps.sketch_wire import (
+from tf_hips.ps.client.passage import Batch, WayUp
+from tf_hips.ps.robust.sketch import (
     NONE,
     REFUSED,
     ROW,
@@ -35,9 +30,14 @@ from tf_hips.ps.sketch_wire import (
     weights_from_bytes,
     weights_to_bytes,
 )
-from tf_hips.ps.sketching import SketchingStore
-from tf_hips.ps.weighing import AddingUpdates, WeighingStore
-from tf_hips.ps.wire import REFUSED_WEIGHT, Call
+from tf_hips.ps.robust.sketched_party import SketchingStore
+from tf_hips.ps.robust.sketched_top import AddingUpdates, WeighingStore
+from tf_hips.ps.rules import leaves as leaf_rules
+from tf_hips.ps.server.server import Server
+from tf_hips.ps.session.settings import ServerConfig
+from tf_hips.ps.terms.model import Model
+from tf_hips.ps.terms.quorum import Quorum
+from tf_hips.ps.transport.wire import REFUSED_WEIGHT, Call
 
 pytestmark = pytest.mark.heavy  # many rounds of two levels
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Servers of a tree that is decided on sketches, killed at any moment: the same bits.
 
-The three servers of a tree are sessions in folders, without sockets; what `upper`, `relays` and
-`calls` do between them is done here, one thing at a time, as their states say that it is due.
+The three servers of a tree are sessions in folders, without sockets; what `server.uplink`,
+`server.relays` and `calls.service` do between them is done here, one thing at a time, as their
+states say that it is due.
 """
 
 import secrets
@@ -26,14 +27,15 @@ from tests.support.eventually import eventually
 from tf_hips import log, robust
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native, native_robust
-from tf_hips.ps import durable, rules
-from tf_hips.ps.durable import Keeper
-from tf_hips.ps.members import Caller, Terms
-from tf_hips.ps.model import Model
-from tf_hips.ps.session import Session
-from tf_hips.ps.sketching import SketchingStore
-from tf_hips.ps.tree import Place
-from tf_hips.ps.weighing import WeighingStore
+from tf_hips.ps import rules
+from tf_hips.ps.disk import durable
+from tf_hips.ps.disk.durable import Keeper
+from tf_hips.ps.robust.sketched_party import SketchingStore
+from tf_hips.ps.robust.sketched_top import WeighingStore
+from tf_hips.ps.session.members import Caller, Terms
+from tf_hips.ps.session.session import Session
+from tf_hips.ps.terms.model import Model
+from tf_hips.ps.terms.tree import Place
 from tf_hips.robust.sketches import Sketching, seed_of
 
 PATIENCE_S = 10.0

@@ -23,9 +23,10 @@ from tests.ps.served import (
 from tests.support.eventually import eventually
 from tf_hips import log
 from tf_hips.errors import PeerError, ProtocolError
-from tf_hips.ps import durable, wire
-from tf_hips.ps import journal as journals
-from tf_hips.ps.recorder import Kind
+from tf_hips.ps.disk import durable
+from tf_hips.ps.disk import journal as journals
+from tf_hips.ps.terms.recorder import Kind
+from tf_hips.ps.transport import wire
 
 
 @pytest.fixture

@@ -21,9 +21,9 @@ import pytest
 from tests.support.certs import Certificates
 from tf_hips import cli
 from tf_hips.errors import ConfigError, PeerError, ProtocolError
-from tf_hips.ps import state_server as module
-from tf_hips.ps.state_client import StateClient
-from tf_hips.ps.state_server import StateServer, StateServerConfig
+from tf_hips.ps.client.state_client import StateClient
+from tf_hips.ps.server import state_server as module
+from tf_hips.ps.server.state_server import StateServer, StateServerConfig
 
 pytestmark = pytest.mark.heavy  # servers start in most of these
 

@@ -17,8 +17,8 @@ from tf_hips.cli import status
 from tf_hips.config import Tls
 from tf_hips.errors import ConfigError, PeerError
 from tf_hips.ops import compressor as compressors
-from tf_hips.ps.diagnosis import own_identity
-from tf_hips.ps.tls import Identity
+from tf_hips.ps.security.diagnosis import own_identity
+from tf_hips.ps.security.tls import Identity
 
 pytestmark = pytest.mark.heavy  # servers start in most of these
 

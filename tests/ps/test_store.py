@@ -14,8 +14,8 @@ from tf_hips.errors import NonFiniteError, PacketError, ProtocolError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
 from tf_hips.ops.compressor import CHUNK
-from tf_hips.ps.model import Model, first_difference
-from tf_hips.ps.store import Store
+from tf_hips.ps.rounds.store import Store
+from tf_hips.ps.terms.model import Model, first_difference
 
 FEEDBACK = "error_feedback(onebit)"
 MODEL = Model(((3, 5), (), (0,), (CHUNK + 9,), (17,)))

@@ -26,9 +26,10 @@ from tests.ps.parties import (
 from tests.support.certs import Certificates
 from tf_hips.config import Tls, Uplink
 from tf_hips.errors import ConfigError, PeerError, TfHipsError
-from tf_hips.ps import authority, wire
-from tf_hips.ps.client import Client
-from tf_hips.ps.tls import Identity
+from tf_hips.ps.client.client import Client
+from tf_hips.ps.security import authority
+from tf_hips.ps.security.tls import Identity
+from tf_hips.ps.transport import wire
 
 pytestmark = pytest.mark.heavy  # servers start in most of these
 
@@ -92,7 +93,7 @@ def test_an_expired_certificate_is_refused(certificates: Certificates) -> None:
 def test_a_server_with_an_expired_certificate_is_refused(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tf_hips.ps.server.check_server", lambda *_: None)
+    monkeypatch.setattr("tf_hips.ps.server.server.check_server", lambda *_: None)
     expired = certificates.identity("global-server", "hq", days=-1)
     with serving(certificates, tls=expired) as server:
         error = error_of_join(server.address, certificates.party("b"))
@@ -162,7 +163,7 @@ def test_another_run_is_refused(certificates: Certificates) -> None:
 def test_a_server_must_have_the_role(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tf_hips.ps.server.check_server", lambda *_: None)
+    monkeypatch.setattr("tf_hips.ps.server.server.check_server", lambda *_: None)
     for role in ("party", "server"):
         with serving(certificates, tls=certificates.identity(role, "hq")) as server:
             error = error_of_join(server.address, certificates.party("b"))

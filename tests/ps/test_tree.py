@@ -18,11 +18,11 @@ from tf_hips.config import Uplink
 from tf_hips.errors import ConfigError, PeerError, ProtocolError, TfHipsError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
-from tf_hips.ps import tree
-from tf_hips.ps.client import Client
-from tf_hips.ps.model import Model
-from tf_hips.ps.passing import Batch
-from tf_hips.ps.server import Server, ServerConfig
+from tf_hips.ps.client.client import Client
+from tf_hips.ps.client.passage import Batch
+from tf_hips.ps.server.server import Server, ServerConfig
+from tf_hips.ps.terms import tree
+from tf_hips.ps.terms.model import Model
 
 pytestmark = pytest.mark.heavy  # servers start in most of these
 
@@ -178,7 +178,7 @@ def test_a_leaf_that_leaves_with_a_reason_ends_the_tree(certificates: Certificat
 def test_a_failed_step_ends_the_tree_when_nobody_at_its_server_waits(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tf_hips.ps.waiting.FAILED_AFTER_S", 0.5)
+    monkeypatch.setattr("tf_hips.ps.session.waiting.FAILED_AFTER_S", 0.5)
     node = Node("", (Node("west", ("a",)), "b"), sends=FEEDBACK)
     with (
         serving_tree(certificates, node) as servers,
@@ -216,7 +216,7 @@ def test_a_server_serves_a_run_after_another(certificates: Certificates) -> None
 def test_names_are_those_of_one_leaf_each(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tf_hips.ps.waits._MARGIN_S", 0.5)
+    monkeypatch.setattr("tf_hips.ps.calls.wait_limits._MARGIN_S", 0.5)
     twice = Node("", (Node("west", ("a", "b")), "a"), sends=FEEDBACK)
     own = Node("", (Node("west", ("west", "b")), "c"), sends=FEEDBACK)
     for node, name in ((twice, "a"), (own, "west")):
@@ -480,9 +480,9 @@ def test_leaves_wait_while_a_party_above_does_its_rounds_again(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That others go on is heard through the server between them."""
-    monkeypatch.setattr("tf_hips.ps.client._MARGIN_S", 0.2)
-    monkeypatch.setattr("tf_hips.ps.waits._MARGIN_S", 0.2)
-    monkeypatch.setattr("tf_hips.ps.waiting.TELLS_AFTER_S", 0.1)
+    monkeypatch.setattr("tf_hips.ps.client.client._MARGIN_S", 0.2)
+    monkeypatch.setattr("tf_hips.ps.calls.wait_limits._MARGIN_S", 0.2)
+    monkeypatch.setattr("tf_hips.ps.session.waiting.TELLS_AFTER_S", 0.1)
     shapes = ((40, 7), (8,))
     with (
         serving_tree(certificates, MIXED, round_timeout_s=1.0) as servers,

@@ -17,11 +17,11 @@ from tests.support.certs import Certificates
 from tests.support.eventually import eventually
 from tf_hips.config import Uplink
 from tf_hips.errors import PeerError, ProtocolError, TfHipsError
-from tf_hips.ps import tree
-from tf_hips.ps.client import Client
-from tf_hips.ps.members import Caller, Members, Terms
-from tf_hips.ps.server import Server
-from tf_hips.ps.session import Session
+from tf_hips.ps.client.client import Client
+from tf_hips.ps.server.server import Server
+from tf_hips.ps.session.members import Caller, Members, Terms
+from tf_hips.ps.session.session import Session
+from tf_hips.ps.terms import tree
 
 pytestmark = pytest.mark.heavy  # servers start in most of these
 

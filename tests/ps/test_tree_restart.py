@@ -16,7 +16,7 @@ from tests.ps.trees import Node, expected, leaves_of
 from tests.support.certs import Certificates
 from tests.support.eventually import eventually
 from tf_hips import log
-from tf_hips.ps.recorder import Kind
+from tf_hips.ps.terms.recorder import Kind
 
 SHAPES = ((3, 3, 1, 8), (8,), (72, 10), (10,))
 TREE = Node("", (Node("west", ("a", "b"), sends=FEEDBACK), "c"), sends=FEEDBACK)
@@ -42,7 +42,7 @@ class TreeServer(ServerProcess):
             return [sys.executable, "-m", "tf_hips.cli", "server", *options]
         program = (
             "from tf_hips import cli\n"
-            "from tf_hips.ps import durable\n"
+            "from tf_hips.ps.disk import durable\n"
             "durable.SNAPSHOT_AFTER_BYTES = durable.SNAPSHOT_AFTER_SNAPSHOTS = 0\n"
             f"cli.main({['server', *options]!r})"
         )

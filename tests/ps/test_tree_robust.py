@@ -15,10 +15,10 @@ from tf_hips.config import Uplink
 from tf_hips.errors import ConfigError, ProtocolError, StateError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
-from tf_hips.ps.model import Model
 from tf_hips.ps.rules.robust import robust_weight
-from tf_hips.ps.server import Server
-from tf_hips.ps.settings import ServerConfig, terms_of
+from tf_hips.ps.server.server import Server
+from tf_hips.ps.session.settings import ServerConfig, terms_of
+from tf_hips.ps.terms.model import Model
 
 pytestmark = pytest.mark.heavy  # servers start in most of these
 

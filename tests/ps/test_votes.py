@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server whose children vote in groups: results of `robust.detox`, and who lies."""
+"""A server whose children vote in groups: results of `tf_hips.robust.detox`, and who lies."""
 
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,13 @@ from tests.ps.voters import (
 from tf_hips import log, robust
 from tf_hips.config import Uplink
 from tf_hips.errors import ConfigError, PeerError, ProtocolError
-from tf_hips.ps import asked, replicas, rules
-from tf_hips.ps.asked import Ballot
-from tf_hips.ps.client import Client
-from tf_hips.ps.passing import Passage
-from tf_hips.ps.server import Server, ServerConfig
+from tf_hips.ps import rules
+from tf_hips.ps.client import vote as asked
+from tf_hips.ps.client.client import Client
+from tf_hips.ps.client.passage import Passage
+from tf_hips.ps.client.vote import Ballot
+from tf_hips.ps.robust import replicas
+from tf_hips.ps.server.server import Server, ServerConfig
 from tf_hips.robust import detox
 from tf_hips.robust.detox import Detox
 

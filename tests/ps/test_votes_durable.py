@@ -18,14 +18,15 @@ from tests.support.eventually import eventually
 from tf_hips import log, robust
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
-from tf_hips.ps import durable, rules
-from tf_hips.ps.ballots import digest_of
-from tf_hips.ps.durable import Keeper
-from tf_hips.ps.members import Caller, Terms
-from tf_hips.ps.quorum import Quorum
-from tf_hips.ps.recorder import Kind
-from tf_hips.ps.tree import Place
-from tf_hips.ps.voting import ASK_S, VotingStore
+from tf_hips.ps import rules
+from tf_hips.ps.disk import durable
+from tf_hips.ps.disk.durable import Keeper
+from tf_hips.ps.robust.ballots import digest_of
+from tf_hips.ps.robust.voted import ASK_S, VotingStore
+from tf_hips.ps.session.members import Caller, Terms
+from tf_hips.ps.terms.quorum import Quorum
+from tf_hips.ps.terms.recorder import Kind
+from tf_hips.ps.terms.tree import Place
 from tf_hips.robust import detox
 from tf_hips.robust.detox import Detox
 

@@ -14,12 +14,12 @@ from tests.ps.quorums import PATIENCE_S
 from tests.ps.test_votes_durable import SECRET, Served, packets_of
 from tests.support.eventually import eventually
 from tf_hips.errors import ProtocolError
-from tf_hips.ps.ballots import digest_of
-from tf_hips.ps.electing import Electing
-from tf_hips.ps.past import Past
-from tf_hips.ps.quorum import RETURN_S
-from tf_hips.ps.rejections import Rejections
-from tf_hips.ps.voting import ASK_S, MOST_TIMES, VotingStore
+from tf_hips.ps.robust.ballots import digest_of
+from tf_hips.ps.robust.election import Electing
+from tf_hips.ps.robust.rejections import Rejections
+from tf_hips.ps.robust.voted import ASK_S, MOST_TIMES, VotingStore
+from tf_hips.ps.terms.past import Past
+from tf_hips.ps.terms.quorum import RETURN_S
 from tf_hips.robust import detox
 
 

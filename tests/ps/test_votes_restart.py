@@ -15,7 +15,7 @@ from tests.ps.test_tree_restart import TreeServer
 from tests.ps.trees import Node
 from tests.ps.voters import SITES, Voter, gradient, one_round
 from tf_hips import robust
-from tf_hips.ps.recorder import Kind
+from tf_hips.ps.terms.recorder import Kind
 
 pytestmark = pytest.mark.slow
 

@@ -17,8 +17,8 @@ from tf_hips import robust
 from tf_hips.config import Uplink
 from tf_hips.errors import ConfigError, PeerError, ProtocolError
 from tf_hips.ps import rules
-from tf_hips.ps.client import Client
-from tf_hips.ps.server import Server, ServerConfig
+from tf_hips.ps.client.client import Client
+from tf_hips.ps.server.server import Server, ServerConfig
 from tf_hips.robust import detox
 from tf_hips.robust.detox import Detox, Result
 

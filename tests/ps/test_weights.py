@@ -11,8 +11,8 @@ from tests.ps.parties import Party, serving, together
 from tests.ps.relay import Relay
 from tests.support.certs import Certificates
 from tf_hips.errors import ProtocolError
-from tf_hips.ps.weights import FirstWeights, cut_weights, kind_of, restore_weights
-from tf_hips.ps.wire import MESSAGE_BYTES
+from tf_hips.ps.terms.weights import FirstWeights, cut_weights, kind_of, restore_weights
+from tf_hips.ps.transport.wire import MESSAGE_BYTES
 
 ARRAYS = [
     np.arange(12, dtype=np.float32).reshape(3, 4),

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tf_hips.errors import ProtocolError
-from tf_hips.ps import wire
-from tf_hips.ps.wire import HEADER, MESSAGE_BYTES, Call
+from tf_hips.ps.transport import wire
+from tf_hips.ps.transport.wire import HEADER, MESSAGE_BYTES, Call
 
 NAMES = st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,49}\Z")
 

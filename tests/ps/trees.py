@@ -15,8 +15,8 @@ from tf_hips.config import Uplink
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
 from tf_hips.ops.compressor import CHUNK
-from tf_hips.ps.model import Model
-from tf_hips.ps.server import Server
+from tf_hips.ps.server.server import Server
+from tf_hips.ps.terms.model import Model
 
 SEED = 7
 # Two chunks in the first tensor, so that one travels while the other is still coming in.

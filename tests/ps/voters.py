@@ -13,12 +13,12 @@ from tests.ps.parties import DEADLINE_S, together
 from tf_hips.config import Uplink
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
-from tf_hips.ps.asked import Ballot
-from tf_hips.ps.client import Client
-from tf_hips.ps.model import Model
-from tf_hips.ps.passing import Passage
-from tf_hips.ps.seat_client import SeatClient
-from tf_hips.ps.server import Server, ServerConfig
+from tf_hips.ps.client.client import Client
+from tf_hips.ps.client.passage import Passage
+from tf_hips.ps.client.seat import SeatClient
+from tf_hips.ps.client.vote import Ballot
+from tf_hips.ps.server.server import Server, ServerConfig
+from tf_hips.ps.terms.model import Model
 from tf_hips.robust.detox import Detox
 
 SITES = tuple("abcdefg")

@@ -7,7 +7,7 @@ import numpy as np
 
 from tf_hips import config
 from tf_hips.ops import compressor, native
-from tf_hips.ps.client import Client
+from tf_hips.ps.client.client import Client
 
 WAIT_S = 30.0
 

@@ -91,8 +91,8 @@ def test_what_is_not_finite_is_named_before_it_is_clipped():
 
 def test_momentum_is_applied_once():
     from tf_hips.errors import ConfigError
-    from tf_hips.ps.server import ServerConfig
-    from tf_hips.ps.settings import terms_of
+    from tf_hips.ps.server.server import ServerConfig
+    from tf_hips.ps.session.settings import terms_of
     from tf_hips.strategies import HierarchicalPS
 
     with pytest.raises(ValueError, match="sums must be encoded without momentum"):

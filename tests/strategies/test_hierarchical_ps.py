@@ -17,7 +17,7 @@ SITES = ("north", "south")
 @contextlib.contextmanager
 def serving(run, parties=SITES, **settings):
     """A plain server on a free port of loopback."""
-    from tf_hips.ps.server import Server, ServerConfig
+    from tf_hips.ps.server.server import Server, ServerConfig
 
     server = Server(
         ServerConfig(

@@ -103,9 +103,9 @@ def test_gradients_that_are_not_finite():
 def test_servers_have_no_part_in_it():
     from tf_hips.config import Run
     from tf_hips.errors import ConfigError, ProtocolError
-    from tf_hips.ps.members import Members
-    from tf_hips.ps.server import ServerConfig
-    from tf_hips.ps.settings import terms_of
+    from tf_hips.ps.server.server import ServerConfig
+    from tf_hips.ps.session.members import Members
+    from tf_hips.ps.session.settings import terms_of
     from tf_hips.strategies import HierarchicalPS
 
     for arguments in (

@@ -13,9 +13,9 @@ from tests.support.ranks import ranks
 from tf_hips import config, log, robust
 from tf_hips.errors import NonFiniteError, ToleranceError
 from tf_hips.ops import compressor, native
-from tf_hips.ps.client import Client
+from tf_hips.ps.client.client import Client
 from tf_hips.ps.rules.robust import OWN_REFUSAL
-from tf_hips.ps.wire import REFUSED_WEIGHT
+from tf_hips.ps.transport.wire import REFUSED_WEIGHT
 
 pytestmark = pytest.mark.tf
 

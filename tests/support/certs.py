@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tf_hips.config import Tls
-from tf_hips.ps import authority
+from tf_hips.ps.security import authority
 
 
 class Certificates:

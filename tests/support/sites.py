@@ -10,7 +10,7 @@ from tests.support.ranks import run_parties
 from tf_hips import config
 
 if TYPE_CHECKING:
-    from tf_hips.ps.server import Server
+    from tf_hips.ps.server.server import Server
 
 
 @contextlib.contextmanager
@@ -37,7 +37,7 @@ def trained(
         deadline_s: seconds that all may take.
         server: more of the server.
     """
-    from tf_hips.ps.server import Server, ServerConfig
+    from tf_hips.ps.server.server import Server, ServerConfig
 
     told = {"run": run, "insecure": True, "log_dir": str(folder / "log"), **server}
     server_here = Server(ServerConfig(parties=tuple(sites), **told))

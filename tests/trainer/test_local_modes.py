@@ -320,7 +320,7 @@ def test_participation_is_refused_where_nobody_waits(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_the_papers_rule(tmp_path):
-    from tf_hips.ps.state_server import StateServer, StateServerConfig
+    from tf_hips.ps.server.state_server import StateServer, StateServerConfig
 
     server = StateServer(StateServerConfig("127.0.0.1:0"))
     server.start()

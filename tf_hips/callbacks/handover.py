@@ -7,7 +7,7 @@ from pathlib import Path
 from tf_hips.callbacks.folder import Backup, BackupFolder, named
 from tf_hips.callbacks.party import Backups
 from tf_hips.errors import ProtocolError
-from tf_hips.ps.parcel import Intake
+from tf_hips.ps.transport.parcel import Intake
 
 META = "meta.json"
 IS_OF_OTHERS = "is_of_others"

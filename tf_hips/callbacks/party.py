@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from tf_hips.config import Run
-from tf_hips.ps.parcel import Intake
+from tf_hips.ps.transport.parcel import Intake
 
 
 class Lent(Protocol):

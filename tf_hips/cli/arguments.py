@@ -177,7 +177,7 @@ def sites(text: str) -> tuple[str, ...]:
 
 def endpoint(text: str) -> str:
     """`HOST:PORT`; the host may be an IPv6 address in brackets."""
-    from tf_hips.ps.sockets import lacks_brackets
+    from tf_hips.ps.transport.sockets import lacks_brackets
 
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:

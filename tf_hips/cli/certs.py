@@ -113,7 +113,7 @@ def add(commands: Any) -> None:
 
 
 def _init(options: argparse.Namespace) -> int:
-    from tf_hips.ps import authority
+    from tf_hips.ps.security import authority
 
     made = authority.make_authority(Path(options.folder), days=options.days)
     sys.stdout.write(
@@ -123,7 +123,7 @@ def _init(options: argparse.Namespace) -> int:
 
 
 def _issue(options: argparse.Namespace) -> int:
-    from tf_hips.ps import authority
+    from tf_hips.ps.security import authority
 
     several = ("party", "party-server", "operator")
     names = {name: getattr(options, name.replace("-", "_")) for name in several}
@@ -181,7 +181,7 @@ def _show(options: argparse.Namespace) -> int:
 
 def _shown(paths: Sequence[Path]) -> list[tuple[Path, Any, str]]:
     """File, certificate, and why it is revoked, of all certificates in files and folders."""
-    from tf_hips.ps import authority
+    from tf_hips.ps.security import authority
 
     found = []
     for path in paths:
@@ -198,7 +198,7 @@ def _shown(paths: Sequence[Path]) -> list[tuple[Path, Any, str]]:
 
 
 def _revoke(options: argparse.Namespace) -> int:
-    from tf_hips.ps import authority
+    from tf_hips.ps.security import authority
 
     folder = Path(options.folder)
     lines = authority.revoke(folder, options.which, options.reason)
@@ -250,7 +250,7 @@ def make(
         UsageError: a certificate is there already.
         ConfigError: the package `cryptography` is not installed.
     """
-    from tf_hips.ps import authority, tls
+    from tf_hips.ps.security import authority, tls
 
     wanted = [(tls.SERVER_ROLE, server)] if server is not None else []
     wanted += [(tls.CHILD_ROLE, party) for party in parties]

@@ -334,7 +334,7 @@ def report(failure: Failure | None) -> int:
 
 
 def _identity(options: argparse.Namespace) -> config.Tls | None:
-    from tf_hips.ps.sockets import is_loopback, split_address
+    from tf_hips.ps.transport.sockets import is_loopback, split_address
 
     found = arguments.identity(options)
     hosts = [split_address(server)[0] for server in options.server.split(",")]

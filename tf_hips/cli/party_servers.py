@@ -106,7 +106,7 @@ def _check_rule(options: argparse.Namespace) -> None:
         UsageError: it cannot.
     """
     from tf_hips.ps import rules
-    from tf_hips.ps.assignment import Shard
+    from tf_hips.ps.terms.assignment import Shard
 
     shard = Shard.from_numbers((0, options.servers or 1))
     why_not = rules.why_not(

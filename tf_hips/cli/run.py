@@ -199,7 +199,7 @@ def _start_servers(
     Raises:
         TimeoutError: one did not listen in time.
     """
-    from tf_hips.ps import tls
+    from tf_hips.ps.security import tls
 
     is_ps = options.intra == "ps"
     leaves = [leaf for site in sites for leaf in _leaves(options, site)] if is_ps else []

@@ -14,7 +14,7 @@ from tf_hips.config import Tls, Uplink
 from tf_hips.errors import ConfigError
 
 if TYPE_CHECKING:
-    from tf_hips.ps.settings import ServerConfig
+    from tf_hips.ps.session.settings import ServerConfig
 
 _MIB = 2**20
 
@@ -170,8 +170,8 @@ def run(options: argparse.Namespace) -> int:
     from absl import flags
     from absl import logging as absl_logging
 
-    from tf_hips.ps.memory import limit_arenas
-    from tf_hips.ps.serving import serve
+    from tf_hips.ps.server.foreground import serve
+    from tf_hips.ps.server.memory import limit_arenas
 
     limit_arenas()
     config = _config_of(options, tls, uplink, rule)
@@ -192,7 +192,7 @@ def _config_of(
     Raises:
         UsageError: options do not go together.
     """
-    from tf_hips.ps.settings import ServerConfig
+    from tf_hips.ps.session.settings import ServerConfig
 
     limits = {
         "max_model_bytes": options.max_model_mb and options.max_model_mb * _MIB,

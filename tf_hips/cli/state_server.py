@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
     import os
     import threading
 
-    from tf_hips.ps.state_server import StateServer, StateServerConfig
+    from tf_hips.ps.server.state_server import StateServer, StateServerConfig
 
     server = StateServer(StateServerConfig(options.bind, identity))
     server.start()

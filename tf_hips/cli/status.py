@@ -106,10 +106,10 @@ def ask(
         TfHipsError: it cannot be reached, or refuses the caller.
     """
     from tf_hips.config import Uplink
-    from tf_hips.ps import tls as identities
-    from tf_hips.ps.diagnosis import own_identity
-    from tf_hips.ps.link import Link
-    from tf_hips.ps.sockets import split_address
+    from tf_hips.ps.client.link import Link
+    from tf_hips.ps.security import tls as identities
+    from tf_hips.ps.security.diagnosis import own_identity
+    from tf_hips.ps.transport.sockets import split_address
 
     site = own_identity(tls).site if tls is not None else "operator"
     credentials = identities.channel_credentials(tls) if tls is not None else None

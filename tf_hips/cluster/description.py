@@ -104,7 +104,7 @@ class ServerSite:
     @property
     def listens_at(self) -> str:
         """What it is told to bind."""
-        from tf_hips.ps.sockets import is_loopback
+        from tf_hips.ps.transport.sockets import is_loopback
 
         host, _, port = self.address.rpartition(":")
         if self.bind is not None or is_loopback(host.strip("[]")):
@@ -410,7 +410,7 @@ def _check_specification(what: str, key: str, value: object) -> None:
 
 
 def _check_address(key: str, text: str) -> None:
-    from tf_hips.ps.sockets import lacks_brackets
+    from tf_hips.ps.transport.sockets import lacks_brackets
 
     host, _, port = text.rpartition(":")
     if not _DESTINATION.fullmatch(host.strip("[]")) or "@" in host or not port.isdecimal():

@@ -21,9 +21,9 @@ from typing import Any
 
 from tf_hips import log
 from tf_hips.errors import ToleranceError
+from tf_hips.ps.client.welcome import Welcome
 from tf_hips.ps.rules.value import UpdateRule, parse
-from tf_hips.ps.tree import BETWEEN
-from tf_hips.ps.welcome import Welcome
+from tf_hips.ps.terms.tree import BETWEEN
 from tf_hips.robust.detox import spoilt_groups
 from tf_hips.strategies.party import PartyStrategy
 

@@ -42,7 +42,7 @@ from tf_hips.loops.losses import PhaseLoss
 from tf_hips.loops.meeting import ANY_NUMBER, UNIFORM, WORKERS, Meeting, Told, Word
 from tf_hips.loops.paced import Asked, Paced
 from tf_hips.loops.timing import Stopwatch
-from tf_hips.ps.pacing import PaceClient
+from tf_hips.ps.calls.pacing import PaceClient
 from tf_hips.ps.rules import UpdateRule
 from tf_hips.robust.rows import lesser_median
 from tf_hips.strategies.loan import WORKER

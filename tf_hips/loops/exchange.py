@@ -26,7 +26,7 @@ from tf_hips import log
 from tf_hips.errors import ProtocolError
 from tf_hips.loops.meeting import Meeting, read_ends
 from tf_hips.loops.outer import Outer
-from tf_hips.ps.wire import REFUSED_WEIGHT
+from tf_hips.ps.transport.wire import REFUSED_WEIGHT
 from tf_hips.strategies import lying
 from tf_hips.strategies.gradients import Gradient
 from tf_hips.strategies.loan import WORKER, Loan, LoopSum

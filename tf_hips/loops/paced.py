@@ -11,8 +11,8 @@ from tf_hips.errors import ConfigError, ProtocolError
 from tf_hips.esync.clock import wall_clock
 from tf_hips.esync.pacer import Assignment, Pacer, Report
 from tf_hips.esync.rule import Pace
-from tf_hips.ps.pacing import PaceClient
-from tf_hips.ps.state_client import StateClient
+from tf_hips.ps.calls.pacing import PaceClient
+from tf_hips.ps.client.state_client import StateClient
 
 # The meeting is over when this is waited for, so the answer is on its way.
 _ANSWER_S = 2.0

@@ -29,7 +29,7 @@ from tf_hips.loops.engine import Loop
 from tf_hips.loops.meeting import UNIFORM
 from tf_hips.loops.outer import Outer, chosen_outer
 from tf_hips.ps.rules import UpdateRule
-from tf_hips.ps.wire import REFUSED_WEIGHT
+from tf_hips.ps.transport.wire import REFUSED_WEIGHT
 from tf_hips.strategies.gradients import Gradient
 from tf_hips.strategies.loan import LoopSum
 from tf_hips.strategies.overlapped import OverlappedSum

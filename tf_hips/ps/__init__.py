@@ -4,7 +4,7 @@
 Logic is apart from transport: `store`, `rule`, `session`, `weights`, `model` and `wire` open no
 socket; `server` and `client` are thin callers of them, `tls` knows certificates, `sockets` counts
 bytes and finds out why a connection fails. A run that outlives its server is kept by `durable`, in
-files of `journal` and `records`.
+files of `journal` and `disk.file_format`.
 """
 
 import os

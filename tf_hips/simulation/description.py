@@ -9,7 +9,7 @@ from tf_hips import config
 from tf_hips.errors import ConfigError
 from tf_hips.esync.rule import Pace
 from tf_hips.ops import compressor as compressors
-from tf_hips.ps.model import Model
+from tf_hips.ps.terms.model import Model
 
 METHODS = ("sync", "fedavg", "esync", "esync-compat", "fedbuff")
 VERSION = 1

@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_hips.ps.asked import facts_to_json
+from tf_hips.ps.client.vote import facts_to_json
 
 _SHOWN = 16
 

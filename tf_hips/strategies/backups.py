@@ -14,8 +14,8 @@ from tf_hips import log
 from tf_hips.callbacks.party import Backups
 from tf_hips.comm import watchdog
 from tf_hips.errors import PeerError
-from tf_hips.ps import parcel
-from tf_hips.ps.parcel import Intake
+from tf_hips.ps.transport import parcel
+from tf_hips.ps.transport.parcel import Intake
 
 if TYPE_CHECKING:
     from tf_hips.strategies.connected import ConnectedStrategy

@@ -8,8 +8,8 @@ import numpy as np
 
 from tf_hips.comm import watchdog
 from tf_hips.errors import ProtocolError
-from tf_hips.ps.shards import Connection
-from tf_hips.ps.welcome import Welcome
+from tf_hips.ps.client.shards import Connection
+from tf_hips.ps.client.welcome import Welcome
 from tf_hips.strategies.grouped import GroupedStrategy
 
 

@@ -10,9 +10,9 @@ from tf_hips import log
 from tf_hips.comm import primitives
 from tf_hips.errors import ProtocolError
 from tf_hips.ops.native import derive_seed
-from tf_hips.ps.seat_client import SeatClient
-from tf_hips.ps.shards import Connection
-from tf_hips.ps.welcome import Welcome
+from tf_hips.ps.client.seat import SeatClient
+from tf_hips.ps.client.shards import Connection
+from tf_hips.ps.client.welcome import Welcome
 from tf_hips.strategies.alike import replica_facts
 from tf_hips.strategies.groups import Groups, check_steps
 from tf_hips.strategies.party import PartyStrategy

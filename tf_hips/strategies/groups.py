@@ -18,8 +18,8 @@ import tensorflow as tf
 
 from tf_hips.data.seats import Seats
 from tf_hips.errors import ConfigError
+from tf_hips.ps.client.welcome import Welcome
 from tf_hips.ps.rules.votes import Votes
-from tf_hips.ps.welcome import Welcome
 from tf_hips.robust import detox
 
 

@@ -48,12 +48,12 @@ from tf_hips.ops.compressor import (
     parse,
     resolve,
 )
-from tf_hips.ps import exits
 from tf_hips.ps import rules as update_rules
+from tf_hips.ps.client import exits
+from tf_hips.ps.client.shards import connect
+from tf_hips.ps.client.welcome import Welcome
 from tf_hips.ps.rules import UpdateRule
-from tf_hips.ps.shards import connect
-from tf_hips.ps.welcome import Welcome
-from tf_hips.ps.wire import REFUSED_WEIGHT
+from tf_hips.ps.transport.wire import REFUSED_WEIGHT
 from tf_hips.strategies import lying
 from tf_hips.strategies.agreeing import as_text, doubted, from_texts
 from tf_hips.strategies.backups import PartyBackups

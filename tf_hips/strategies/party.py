@@ -38,9 +38,9 @@ from tf_hips.data.seats import Seats
 from tf_hips.errors import NonFiniteError, ProtocolError
 from tf_hips.ops import placement
 from tf_hips.ops.compressor import Compressor
+from tf_hips.ps.client.shards import Connection
+from tf_hips.ps.client.welcome import Welcome
 from tf_hips.ps.rules import UpdateRule
-from tf_hips.ps.shards import Connection
-from tf_hips.ps.welcome import Welcome
 from tf_hips.strategies import hooks
 from tf_hips.strategies.alone import Alone
 from tf_hips.strategies.base import Extended, Strategy, device

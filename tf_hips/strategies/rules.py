@@ -11,8 +11,8 @@ from tf_hips import config as configuration
 from tf_hips.comm.staged import Reducer
 from tf_hips.errors import ConfigError
 from tf_hips.ps import rules
+from tf_hips.ps.client.welcome import Welcome
 from tf_hips.ps.rules import UpdateRule
-from tf_hips.ps.welcome import Welcome
 from tf_hips.robust import Aggregator, Sketched
 from tf_hips.robust.detox import Detox
 

@@ -13,7 +13,7 @@ from tf_hips.data import sets, splits
 from tf_hips.data.position import make_plain_variable
 from tf_hips.data.seats import Seats
 from tf_hips.errors import ConfigError
-from tf_hips.ps.welcome import Welcome
+from tf_hips.ps.client.welcome import Welcome
 from tf_hips.robust.attacks import flip_labels
 from tf_hips.strategies.loan import PARTY
 from tf_hips.trainer.settings import Training

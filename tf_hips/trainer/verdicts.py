@@ -10,7 +10,7 @@ The events are those of a server, so `tf-hips report` reads both alike. No Tenso
 
 from collections.abc import Callable, Sequence
 
-from tf_hips.ps.rejections import Rejections
+from tf_hips.ps.robust.rejections import Rejections
 from tf_hips.robust.detox import Vote
 from tf_hips.robust.rows import Rejected
 

@@ -2,6 +2,7 @@
 """Update rules: what a server makes of gradients, in rounds of all children or of each by itself.
 
     value      which rule, with which parameters: a text that travels
+    rule       what one chunk's rule is asked for in a round
     merging    the packets of all children, added up or averaged
     robust     the same where some children may lie, of each coordinate
     whole      the same by a look at whole rows, when a round is complete
@@ -10,6 +11,8 @@
     updates    the states of all chunks, for synchronous rounds
     arrivals   one child's gradient and the total of all steps in, the new total out
     buffers    the same where some may lie: rows of several children first, each once
+    votes      what stands before a robust rule where workers in groups compute the same
+    joint      what shards of one model tell each other, to rule together
 
 Formulas, sources and memory stand in docs/rules.md. Imports no TensorFlow, opens no socket.
 """

@@ -16,10 +16,10 @@ import numpy as np
 
 from tf_hips.errors import NonFiniteError
 from tf_hips.ops import native_updates
-from tf_hips.ps.past import Packet
 from tf_hips.ps.rules import steps
 from tf_hips.ps.rules.steps import Floats, Slots
 from tf_hips.ps.rules.value import CONSTANT, POLYNOMIAL, UpdateRule
+from tf_hips.ps.terms.past import Packet
 
 # In the authors' code, under the root with the mean square.
 _DC_EPSILON = 1e-7

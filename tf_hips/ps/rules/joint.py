@@ -23,9 +23,9 @@ import numpy as np
 
 from tf_hips.errors import ProtocolError
 from tf_hips.ops.native_robust import CoordinateRule, Doubles
-from tf_hips.ps.assignment import Shard
-from tf_hips.ps.model import Model
-from tf_hips.ps.recorder import from_payload, to_payload
+from tf_hips.ps.terms.assignment import Shard
+from tf_hips.ps.terms.model import Model
+from tf_hips.ps.terms.recorder import from_payload, to_payload
 from tf_hips.robust.aggregator import Decision, Measures
 from tf_hips.robust.rows import Rejected
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 from tf_hips.errors import ToleranceError
 from tf_hips.ops.native_robust import MAX_ROWS
-from tf_hips.ps.quorum import Quorum
 from tf_hips.ps.rules.value import UpdateRule, parse
-from tf_hips.ps.tree import BETWEEN
+from tf_hips.ps.terms.quorum import Quorum
+from tf_hips.ps.terms.tree import BETWEEN
 from tf_hips.robust.codecs import why_not_sparse
 
 

@@ -8,8 +8,8 @@ import numpy.typing as npt
 
 from tf_hips.ops import native, native_updates
 from tf_hips.ops.compressor import Compressor
-from tf_hips.ps.rule import Rule, Sum
 from tf_hips.ps.rules.robust import Rows
+from tf_hips.ps.rules.rule import Rule, Sum
 from tf_hips.ps.rules.value import UpdateRule
 
 

@@ -16,11 +16,11 @@ from tf_hips.errors import ToleranceError
 from tf_hips.ops import native, native_robust
 from tf_hips.ops.compressor import Compressor
 from tf_hips.ops.native_robust import CoordinateRule
-from tf_hips.ps.assignment import WHOLE, Shard
-from tf_hips.ps.quorum import DROP, Quorum
 from tf_hips.ps.rules import leaves, votes
 from tf_hips.ps.rules.value import UpdateRule, parse
-from tf_hips.ps.wire import REFUSED_WEIGHT
+from tf_hips.ps.terms.assignment import WHOLE, Shard
+from tf_hips.ps.terms.quorum import DROP, Quorum
+from tf_hips.ps.transport.wire import REFUSED_WEIGHT
 from tf_hips.robust import Aggregator
 from tf_hips.robust import votes as votes_of_signs
 from tf_hips.robust.codecs import why_not_sparse

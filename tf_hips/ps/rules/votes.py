@@ -4,7 +4,7 @@
     detox(r=3, vote=digest) >> median(f=auto)
     detox(r=3, q=4) >> krum                 4 of all children may lie: f follows
 
-A plain value with its text, as rules are. Groups and counting are `robust.detox`'s.
+A plain value with its text, as rules are. Groups and counting are `tf_hips.robust.detox`'s.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ _KNOWN = {
 
 @dataclasses.dataclass(frozen=True)
 class Votes:
-    """How groups of children vote before a rule. The attributes are those of `robust.detox.Detox`.
+    """How groups of children vote before a rule: a `tf_hips.robust.detox.Detox` without its rule.
 
     Raises:
         ValueError: a number is out of range, or there is no such vote.
@@ -65,7 +65,7 @@ class Votes:
 
     @classmethod
     def of(cls, value: Detox) -> "Votes":
-        """Those of a value of `robust.detox`, without its rule."""
+        """Those of a value of `tf_hips.robust.detox`, without its rule."""
         epsilon = value.epsilon if value.vote == TOLERANT else cls.epsilon
         return cls(*(value.r, value.vote, value.buckets, value.fixed, epsilon, value.q, value.full))
 
@@ -80,7 +80,7 @@ class Votes:
         return self.vote == DIGEST
 
     def with_rule(self, then: Aggregator) -> Detox:
-        """The value of `robust.detox` with a rule behind it."""
+        """The value of `tf_hips.robust.detox` with a rule behind it."""
         return Detox(
             *(self.r, then, self.vote, self.buckets, self.fixed),
             *(self.epsilon, self.q, self.full),

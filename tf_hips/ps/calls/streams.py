@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What comes in over the streams of a server's calls."""
+
+import threading
+from collections.abc import Iterable
+
+import grpc
+
+from tf_hips.errors import ProtocolError
+from tf_hips.ps.rounds.round import Rounds
+from tf_hips.ps.session.members import Caller
+from tf_hips.ps.session.session import Session
+from tf_hips.ps.transport import wire
+from tf_hips.ps.transport.wire import Call
+
+
+class Reader(threading.Thread):
+    """Takes in the packets of one exchange, while the call's own thread sends results."""
+
+    def __init__(
+        self,
+        messages: Iterable[bytes],
+        store: Rounds,
+        session: Session,
+        caller: Caller,
+        call: Call,
+    ) -> None:
+        """A thread that has not begun."""
+        super().__init__(name="tf_hips-reader", daemon=True)
+        self._messages = messages
+        self._store = store
+        self._session = session
+        self._caller = caller
+        self._number = call.number
+        self._is_first = call.attempt == 0
+        self._error: Exception | None = None
+
+    def has_failed(self) -> bool:
+        """Whether something has gone wrong."""
+        return self._error is not None
+
+    def check(self) -> None:
+        """Raises what has gone wrong."""
+        if self._error is not None:
+            raise self._error
+
+    def run(self) -> None:
+        """Takes in all that comes."""
+        try:
+            assembler = wire.Assembler(self._store.packet_limits(self._number))
+            for message in self._messages:
+                is_new = self._store.add(self._number, self._caller.child, assembler.feed(message))
+                # What comes once more, over another connection, is no progress before it is whole.
+                if is_new or self._is_first:
+                    self._session.note_moved(len(message))
+                if is_new:
+                    self._session.goes_on(self._caller.child)
+            assembler.finish()
+            self._check_complete()
+        except grpc.RpcError:
+            return  # the connection is gone, and the call's own thread knows
+        except Exception as error:  # noqa: BLE001 - handed to the call's own thread, which raises it
+            with self._session.changed:
+                self._error = error
+                self._session.changed.notify_all()
+
+    def _check_complete(self) -> None:
+        total = len(self._store.chunks)
+        owed = len(self._store.delivered(self._number, self._caller.child))
+        if owed < total and not self._store.has_refused(self._number):
+            raise ProtocolError(
+                f"A round has {total} chunks. The stream ended with {owed} delivered."
+            )
+
+
+def tell_held(context: grpc.ServicerContext, held: Iterable[int], limit: int) -> set[int]:
+    """Tells a caller that tries again what the server holds; what the caller holds."""
+    metadata = dict(context.invocation_metadata() or ())
+    have = wire.ranges_from_text(str(metadata.get(wire.HELD_KEY, "")), limit)
+    context.send_initial_metadata(((wire.HELD_KEY, wire.ranges_to_text(held)),))
+    return have
+
+
+def weight_of(context: grpc.ServicerContext) -> float | None:
+    """What a caller says that it stands for in a round; None: nothing."""
+    metadata = dict(context.invocation_metadata() or ())
+    text = metadata.get(wire.WEIGHT_KEY)
+    return None if text is None else wire.weight_from_text(str(text))

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long a server waits for its children, and for the server above it, if there is one.
+
+A call waits first for the children here, then for what comes from above; each of the two has its
+own patience, the second a little more than the server above has itself. So whoever is missing is
+named by the server that misses it. Children are told the sum of both.
+"""
+
+import dataclasses
+
+from tf_hips.config import Uplink
+from tf_hips.errors import ConfigError, PeerError
+from tf_hips.ps.client.link import Link
+from tf_hips.ps.client.passage import read_terms
+from tf_hips.ps.client.shards import SEPARATOR
+from tf_hips.ps.security import tls
+from tf_hips.ps.session.settings import ServerConfig
+from tf_hips.ps.transport.sockets import split_address
+
+# Seconds that a server waits for longer than the one above it: an answer has to travel.
+_MARGIN_S = 10.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """How long one server waits in a join and in a round, and how long a payload may be."""
+
+    join_timeout_s: float
+    round_timeout_s: float
+    max_gather_bytes: int
+
+    @classmethod
+    def above(cls, uplink: Uplink, run: str, timeout_s: float) -> "Limits":
+        """Of the server above, which is asked over a connection of its own.
+
+        Raises:
+            TfHipsError: it cannot be reached, or refuses this server.
+        """
+        try:
+            credentials = tls.channel_credentials(uplink.tls) if uplink.tls is not None else None
+        except ConfigError as error:  # of this server, which its children can do nothing about
+            raise PeerError(f"The way up of `{uplink.site}` cannot be used: {error}") from error
+        # Servers that share a model were told the same.
+        server = uplink.server.partition(SEPARATOR)[0].strip()
+        uplink = dataclasses.replace(uplink, server=server)
+        link = Link(uplink, split_address(server), credentials, run, "terms")
+        try:
+            terms = read_terms(link.control("Terms", b"", timeout_s))
+        finally:
+            link.close()
+        return cls(terms["join_timeout_s"], terms["round_timeout_s"], terms["max_gather_bytes"])
+
+    def under(self, above: "Limits") -> "Limits":
+        """How long each of two waits may take: for the children, then for the server above."""
+        return Limits(
+            max(self.join_timeout_s, above.join_timeout_s + _MARGIN_S),
+            max(self.round_timeout_s, above.round_timeout_s + _MARGIN_S),
+            min(self.max_gather_bytes, above.max_gather_bytes),
+        )
+
+    def told(self, above: "Limits") -> "Limits":
+        """What children must know: both waits together."""
+        each = self.under(above)
+        return Limits(2 * each.join_timeout_s, 2 * each.round_timeout_s, each.max_gather_bytes)
+
+
+class Waits:
+    """How long a server waits, which depends on the one above it, if there is one."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        """What it was told itself, until it has asked."""
+        self._config = config
+        self._own = Limits(
+            float(config.join_timeout_s), float(config.round_timeout_s), config.max_gather_bytes
+        )
+        self.here = self.told = self._own
+        self.uplink = config.uplink
+        if config.uplink is not None:
+            # It must not give up before the children that it waits for are missed here.
+            deadline_s = max(config.uplink.deadline_s, config.round_timeout_s + _MARGIN_S)
+            self.uplink = dataclasses.replace(config.uplink, deadline_s=deadline_s)
+
+    def ask(self, timeout_s: float) -> Limits:
+        """What a child must know; asks the server above for what that is told.
+
+        Raises:
+            TfHipsError: it cannot be reached, or refuses this server.
+        """
+        if self.uplink is not None:
+            above = Limits.above(self.uplink, self._config.run, timeout_s)
+            self.here, self.told = self._own.under(above), self._own.told(above)
+        return self.told

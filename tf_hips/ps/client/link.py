@@ -1,0 +1,430 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A child's connection to its server: made, lost, made again, watched and measured.
+
+Every call has a deadline. A connection that breaks is made again within that deadline; one that
+cannot come about is diagnosed, and the error says what is wrong.
+
+From the moment a child has joined, a thread holds a `Watch` call open, over the same connection.
+By it the server knows that the child is there, and the child hears why the run has ended while it
+computes: its next call says so at once, even when the server is gone by then.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+
+from tf_hips import log
+from tf_hips.config import Uplink
+from tf_hips.errors import (
+    ConfigError,
+    NonFiniteError,
+    PacketError,
+    PeerError,
+    ProtocolError,
+    TfHipsError,
+    ToleranceError,
+)
+from tf_hips.ps.security import tls
+from tf_hips.ps.security.diagnosis import diagnose
+from tf_hips.ps.transport import wire
+from tf_hips.ps.transport.calls_at_once import TOO_MANY
+from tf_hips.ps.transport.news import Request, news_from_message
+from tf_hips.ps.transport.sockets import Meter
+from tf_hips.ps.transport.wire import Call
+
+CHANNEL_OPTIONS = (
+    ("grpc.max_send_message_length", wire.MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", wire.MESSAGE_BYTES),
+    # Pings go out where nothing has come in for a while. They find a link that is silently dead in
+    # time to come back over another connection, and keep routers from forgetting a quiet one.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 30_000),
+    ("grpc.http2.ping_timeout_ms", 30_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.client_idle_timeout_ms", 2**31 - 1),
+    ("grpc.enable_retries", 0),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 5000),
+    ("grpc.enable_http_proxy", 0),  # the uplink goes where the configuration says
+    ("grpc.use_local_subchannel_pool", 1),
+    # The window is fixed and wide enough for 100 Mbit/s at 300 ms, so the prober that would widen
+    # it can be off.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 4 << 20),
+)
+# A server that never answered may still be starting, but not for a whole round's deadline.
+_FIRST_CONTACT_S = 30.0
+_PAUSES_S = (0.05, 0.2, 0.5, 1.0, 2.0)
+_ERRORS: dict[grpc.StatusCode, type[TfHipsError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: PacketError,
+    grpc.StatusCode.OUT_OF_RANGE: NonFiniteError,
+    grpc.StatusCode.NOT_FOUND: ToleranceError,
+    grpc.StatusCode.FAILED_PRECONDITION: ProtocolError,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: ProtocolError,
+}
+# What gRPC's server says when `maximum_concurrent_rpcs` is reached, and ours to one child.
+_BUSY = ("Concurrent RPC limit", TOO_MANY)
+
+_Result = TypeVar("_Result")
+
+
+class Patience:
+    """Time that may pass while nothing moves. Thread-safe."""
+
+    def __init__(self, seconds: float) -> None:
+        """Begins to count now."""
+        self.seconds = seconds
+        self._deadline = time.monotonic() + seconds
+
+    def renew(self) -> None:
+        """Something has moved."""
+        self._deadline = time.monotonic() + self.seconds
+
+    @property
+    def left_s(self) -> float:
+        """Seconds left; never 0, because gRPC takes that for no limit at all."""
+        return max(0.001, self._deadline - time.monotonic())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is no time left."""
+        return time.monotonic() >= self._deadline
+
+    @contextlib.contextmanager
+    def bounding(self, call: grpc.Future) -> Iterator[None]:
+        """Cancels `call` when no time is left; it needs no deadline of its own."""
+        done = threading.Event()
+
+        def guard() -> None:
+            while not done.wait(self.left_s):
+                if self.is_over:
+                    call.cancel()
+                    return
+
+        thread = threading.Thread(target=guard, name="tf_hips-patience", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+
+class Link:
+    """The connection of one process of one site."""
+
+    def __init__(
+        self,
+        uplink: Uplink,
+        address: tuple[str, int],
+        credentials: grpc.ChannelCredentials | None,
+        run: str,
+        process: str,
+    ) -> None:
+        """A link that has not connected yet.
+
+        Args:
+            uplink: where the server is, and who this party is.
+            address: host and port of the server.
+            credentials: of TLS, or None for plain text.
+            run: identity of the run.
+            process: which process of the site this is.
+        """
+        self.ended: str | None = None
+        self.on_end: Callable[[], None] | None = None  # called once `ended` is set, by any thread
+        self.on_request: Callable[[Request], None] | None = None  # may not wait
+        self._error: type[TfHipsError] = PeerError  # what `ended` is raised as
+        self.meter = Meter(*address)
+        self._uplink = uplink
+        self._address = address
+        self._credentials = credentials
+        self._run = run
+        self._process = process
+        self._lock = threading.Lock()  # one channel at a time
+        self._channel: grpc.Channel | None = None
+        self._has_connected = False
+        self._closed = threading.Event()
+        self._wake = threading.Event()  # the run has ended, or the link was closed
+        self._watcher: threading.Thread | None = None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the link was closed for good."""
+        return self._closed.is_set()
+
+    def watch(self) -> None:
+        """Begins to show the server that this child is there; once is enough."""
+        if self._watcher is None:
+            self._watcher = threading.Thread(target=self._watch, name="tf_hips-watch", daemon=True)
+            self._watcher.start()
+
+    def close(self) -> None:
+        """Closes the connection for good, and ends the call in progress."""
+        self._closed.set()
+        self._wake.set()
+        self._disconnect()
+
+    def expect(self) -> None:
+        """The server was there before: it is looked for as long as one that was lost."""
+        self._has_connected = True
+
+    def stub(self, kind: str, method: str, timeout_s: float) -> Callable[..., Any]:
+        """The callable of one method, over a connection that is made if there is none.
+
+        Raises:
+            PeerError: the link was closed.
+        """
+        with self._lock:
+            if self._closed.is_set():
+                self._refuse_closed(method)
+            if self._channel is None:
+                self._channel = self._connect(timeout_s)
+            return self._method(self._channel, kind, method)
+
+    def metadata(self, number: int = 0, attempt: int = 0) -> tuple[tuple[str, str], ...]:
+        """The identity of one call."""
+        call = Call(self._run, self._uplink.site, self._process, number, attempt)
+        return ((wire.METADATA_KEY, call.to_text()),)
+
+    def metered(self, messages: Iterable[bytes]) -> Iterator[bytes]:
+        """`messages`; the meter looks for new sockets at their end."""
+        yield from messages
+        self.meter.scan()  # a channel that was idle has connected anew by now, if it can
+
+    def once(self, method: str, request: bytes, attempt: int, timeout_s: float) -> bytes:
+        """Makes one unary call, once."""
+        answer: bytes = self.stub("unary_unary", method, timeout_s)(
+            request, timeout=timeout_s, metadata=self.metadata(0, attempt)
+        )
+        self.meter.scan()
+        return answer
+
+    def control(self, method: str, request: bytes, patience_s: float) -> bytes:
+        """Makes one unary call, over a new connection if need be."""
+        return self.persist(
+            method,
+            patience_s,
+            lambda attempt, patience: self.once(method, request, attempt, patience.left_s),
+        )
+
+    def persist(
+        self, method: str, patience_s: float, call: Callable[[int, Patience], _Result]
+    ) -> _Result:
+        """Runs `call(attempt, patience)` until it ends, over a new connection if need be.
+
+        Raises:
+            TfHipsError: the run has ended, the server refuses, or it cannot be reached.
+        """
+        patience = Patience(patience_s)
+        attempt = 0
+        reason = ""  # why the connection before this one was lost, or never made
+        while True:
+            self._check(method)
+            began = time.monotonic()
+            try:
+                result = call(attempt, patience)
+                self._has_connected = True
+                return result
+            except (grpc.RpcError, grpc.FutureCancelledError) as error:
+                code = error.code() if isinstance(error, grpc.RpcError) else None
+                # A server that stops cancels calls that have just come.
+                is_stopped = code == grpc.StatusCode.CANCELLED and not (
+                    self._closed.is_set() or patience.is_over
+                )
+                if code == grpc.StatusCode.UNAVAILABLE or is_stopped:
+                    reason = self._pause(method, attempt, patience)
+                elif _is_busy(error):
+                    self._rest(method, attempt, patience)
+                else:
+                    self._has_connected = True
+                    raise self._translate(method, error, patience, began, reason) from None
+            attempt += 1
+
+    def end_error(self, method: str) -> TfHipsError:
+        """What a call raises after the run has ended."""
+        return self._error(f"Server {self._uplink.server}, {method}: {self.ended}")
+
+    def _check(self, method: str) -> None:
+        if self._closed.is_set():
+            self._refuse_closed(method)
+        if self.ended is not None:
+            raise self.end_error(method)
+
+    def _refuse_closed(self, method: str) -> NoReturn:
+        raise PeerError(f"{method}: this party has left the run.")
+
+    def _method(self, channel: grpc.Channel, kind: str, method: str) -> Callable[..., Any]:
+        stub: Callable[..., Any] = getattr(channel, kind)(f"/{wire.SERVICE}/{method}")
+        return stub
+
+    def _read_credentials(self) -> None:
+        """Takes the certificate that the files hold now; they may have been replaced."""
+        identity = self._uplink.tls
+        if identity is None:
+            return
+        try:
+            tls.check_pair(identity)
+            self._credentials = tls.channel_credentials(identity)
+        except ConfigError as error:
+            log.warning("The certificate as it was before is used on: %s", error)
+
+    def _connect(self, timeout_s: float) -> grpc.Channel:
+        """A channel that has tried to connect; where that failed, the next call says so at once."""
+        settled = threading.Event()
+
+        def note(state: grpc.ChannelConnectivity) -> None:
+            if state in (
+                grpc.ChannelConnectivity.READY,
+                grpc.ChannelConnectivity.TRANSIENT_FAILURE,
+                grpc.ChannelConnectivity.SHUTDOWN,
+            ):
+                settled.set()
+
+        with self.meter.connecting():
+            self._read_credentials()
+            if self._credentials is None:
+                channel = grpc.insecure_channel(self._uplink.server, CHANNEL_OPTIONS)
+            else:
+                name = ("grpc.ssl_target_name_override", tls.server_name(self._uplink.server_role))
+                channel = grpc.secure_channel(
+                    self._uplink.server, self._credentials, (*CHANNEL_OPTIONS, name)
+                )
+            channel.subscribe(note, try_to_connect=True)
+            deadline = time.monotonic() + timeout_s
+            while not settled.wait(0.1) and time.monotonic() < deadline:
+                if self._closed.is_set():
+                    break
+        channel.unsubscribe(note)
+        return channel
+
+    def _disconnect(self) -> None:
+        with self._lock:
+            if self._channel is not None:
+                self.meter.scan()  # the last moment at which gRPC's descriptors can be seen
+                self._channel.close()
+                self._channel = None
+                self.meter.settle()
+
+    def _pause(self, method: str, attempt: int, patience: Patience) -> str:
+        """After a broken connection: says why, having waited a moment, or raises."""
+        self._disconnect()
+        self._check(method)
+        name = tls.server_name(self._uplink.server_role)
+        found = diagnose(
+            *self._address,
+            self._uplink.tls,
+            name,
+            meter=self.meter,
+            was_there=self._has_connected,
+        )
+        self._check(method)
+        waited_s = patience.seconds - patience.left_s
+        is_late = not self._has_connected and waited_s > _FIRST_CONTACT_S
+        if not found.may_pass or is_late or patience.left_s < _pause_s(attempt):
+            waited = f" Tried for {waited_s:.0f} s." if found.may_pass else ""
+            raise PeerError(f"{method}: {found.text}{waited}") from None
+        if attempt == 0:
+            log.warning(
+                "%s: no connection to %s. %s Trying again.",
+                method,
+                self._uplink.server,
+                found.text,
+            )
+        self._wake.wait(_pause_s(attempt))
+        return found.text
+
+    def _rest(self, method: str, attempt: int, patience: Patience) -> None:
+        """After a server had no thread to spare: waits a moment or raises."""
+        if patience.left_s < _pause_s(attempt):
+            raise PeerError(
+                f"Server {self._uplink.server}, {method}: it has more calls than it can serve. "
+                f"Tried for {patience.seconds:.0f} s."
+            ) from None
+        self._wake.wait(_pause_s(attempt))
+
+    def _translate(
+        self, method: str, error: Exception, patience: Patience, began: float, reason: str
+    ) -> TfHipsError:
+        code = error.code() if isinstance(error, grpc.RpcError) else grpc.StatusCode.CANCELLED
+        text = detail(error)
+        waited_s = time.monotonic() - began
+        if code == grpc.StatusCode.DEADLINE_EXCEEDED and "Deadline Exceeded" in text:
+            text = f"no answer within {waited_s:.0f} s."
+            if reason:
+                text += f" Before that: {reason}"
+        elif code == grpc.StatusCode.CANCELLED and self._closed.is_set():
+            text = "this party has left the run."
+        elif code == grpc.StatusCode.CANCELLED and patience.is_over:
+            text = f"no byte has moved for {patience.seconds:.0f} s."
+        return _ERRORS.get(code, PeerError)(f"Server {self._uplink.server}, {method}: {text}")
+
+    def _watch(self) -> None:
+        """Keeps a `Watch` call open until the run ends or the link is closed."""
+        attempt = 0
+        while not self._closed.is_set():
+            channel = self._channel
+            try:
+                # Without a channel: the thread that calls has lost it and makes another.
+                if channel is not None:
+                    call = self._method(channel, "unary_stream", "Watch")
+                    stream = call(b"", metadata=self.metadata())
+                    stream.initial_metadata()  # the server has heard
+                    self.meter.scan()
+                    for message in stream:
+                        news = news_from_message(message)
+                        if isinstance(news, Request):
+                            if self.on_request is not None:
+                                self.on_request(news)
+                            continue
+                        reason, error = news
+                        self._end(f"The run has ended. {reason}", error)
+                        return
+                    if stream.code() == grpc.StatusCode.OK:
+                        return  # this child has left
+            except ValueError:
+                pass  # the channel was closed in between
+            except ProtocolError as error:
+                self._end(str(error))
+                return
+            except grpc.RpcError as error:
+                is_lost = error.code() in (
+                    grpc.StatusCode.UNAVAILABLE,
+                    grpc.StatusCode.CANCELLED,
+                )
+                if not is_lost and not _is_busy(error):
+                    self._end(detail(error))
+                    return
+            self._closed.wait(_pause_s(attempt))
+            attempt = 0 if self._channel is not channel else attempt + 1
+
+    def _end(self, text: str, error: type[TfHipsError] = PeerError) -> None:
+        if not self._closed.is_set():
+            log.warning("%s", text)
+        self._error, self.ended = error, text
+        self._wake.set()
+        if self.on_end is not None:
+            self.on_end()
+
+
+def detail(error: Exception) -> str:
+    """What the other side says, or else the error's own text."""
+    with contextlib.suppress(AttributeError):
+        return str(error.details())  # type: ignore[attr-defined]
+    return str(error)
+
+
+def _is_busy(error: Exception) -> bool:
+    return (
+        isinstance(error, grpc.RpcError)
+        and error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        and any(text in detail(error) for text in _BUSY)
+    )
+
+
+def _pause_s(attempt: int) -> float:
+    return _PAUSES_S[min(attempt, len(_PAUSES_S) - 1)]

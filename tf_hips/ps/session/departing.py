@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How children leave a run, in peace or not, or are lost; and whether the others go on.
+
+    in peace                      nobody waits for it any more
+    with a reason, or lost        the run ends for all; with a quorum, or in asynchronous rounds,
+                                  for that child alone
+
+Part of a session, and under its lock.
+"""
+
+import threading
+from collections.abc import Iterable
+
+from tf_hips import log
+from tf_hips.errors import PeerError, ProtocolError, TfHipsError
+from tf_hips.ps.session.closing import Closing
+from tf_hips.ps.session.comeback import Comeback
+from tf_hips.ps.session.members import Caller, Members, Terms
+from tf_hips.ps.session.presence import Presence
+from tf_hips.ps.session.state import State
+from tf_hips.ps.session.waiting import ENDED, Waiting
+from tf_hips.ps.terms.recorder import Kind, Recorder
+
+
+class Departing:
+    """What of a session is about children that are there no more."""
+
+    # Set by `Session`:
+    changed: threading.Condition
+    _closing: Closing | None
+    _comeback: Comeback
+    _members: Members
+    _presence: Presence
+    _recorder: Recorder
+    _state: State
+    _terms: Terms
+    _told: set[int]  # children that know of the end, or cannot be told
+    _waiting: Waiting
+
+    @property
+    def is_started(self) -> bool:
+        """Whether all parties have joined."""
+        return self._members.is_started
+
+    def leave(self, caller: Caller, reason: str | None) -> None:
+        """Notes that a child leaves; with a reason, before the others, it ends the run for all.
+
+        Not so where the others go on without it: in asynchronous rounds, and with a quorum.
+        """
+        with self.changed:
+            child = self._members.children.get(caller.child)
+            if child is None or (not self.is_started and child.process != caller.process):
+                raise ProtocolError(f"Site `{self._site(caller.child)}` has not joined this run.")
+            if child.process != caller.process:
+                raise self._members.second_process(caller.child)
+            if not self.is_started:
+                self._give_up(caller.child, reason)
+                return
+            if reason is not None and self._parts_in_trouble(caller.child, reason):
+                return
+            if not child.has_left:
+                self._recorder.add(Kind.LEFT, child=caller.child, reason=reason)
+            child.has_left = True
+            self._comeback.forget()
+            self._waiting.note_call(caller.child)
+            self._presence.release(caller.child)
+            if reason is not None:
+                text = f"Site `{self._site(caller.child)}` left the run: {reason[:1000]}"
+                self._end_unless_others(caller.child, text)
+            if self._closing is not None:
+                self._closing.look_soon()
+            self.changed.notify_all()
+
+    def end(self, reason: str, error: type[TfHipsError] = PeerError) -> None:
+        """Ends the run for all, by `error`; the first reason stands."""
+        with self.changed:
+            self._waiting.end(reason, error)
+
+    def _give_up(self, child: int, reason: str | None) -> None:
+        """A child leaves that waits for the others to join: nobody must wait for it."""
+        if self._members.is_sealed:  # the server above counts on it
+            text = f"Site `{self._site(child)}` left the run before it began"
+            self.end(f"{text}: {reason[:1000]}" if reason is not None else f"{text}.")
+            return
+        del self._members.children[child]
+        self.changed.notify_all()
+
+    def _let_go(self, child: int, reason: str) -> bool:
+        """Whether others go on without a child whose last step ended with an error."""
+        return self._closing is not None and self._closing.lose(child, reason)
+
+    def _parts_in_trouble(self, child: int, reason: str) -> bool:
+        """Whether a child that leaves for `reason` is lost, and others go on."""
+        _, ended, why = reason.partition(ENDED)
+        if self._closing is not None and ended:
+            self._closing.ended_elsewhere(why)
+            return False
+        if not self._let_go(child, f"Site `{self._site(child)}` left the run: {reason[:1000]}"):
+            return False
+        self._told.add(child)
+        self._waiting.note_call(child)
+        self._presence.excuse(child)
+        self.changed.notify_all()
+        return True
+
+    def _check_there(self, what: str, children: Iterable[int]) -> None:
+        gone = self._members.gone(children)
+        if gone:
+            raise PeerError(
+                f"{what[0].upper()}{what[1:]} needs all parties; site `{self._site(gone[0])}` has "
+                "left the run before it."
+            )
+
+    def _lose(self, child: int) -> None:
+        self._told.add(child)  # as far as it can be
+        reason = (
+            f"Site `{self._site(child)}` was lost: its connection closed and it did not come back "
+            f"within {self._terms.lost_after_s:g} s."
+        )
+        if not self._let_go(child, reason):
+            self._end_unless_others(child, reason)
+            return
+        self._presence.excuse(child)
+        self.changed.notify_all()
+
+    def _end_unless_others(self, child: int, reason: str) -> None:
+        """Ends the run for all, or for `child` alone where others go on without it."""
+        if not self._state.part(child, reason):
+            self.end(reason)
+            return
+        log.warning("The others go on without a site. %s", reason)
+        self._comeback.forget()
+        self._presence.release(child)
+        self.changed.notify_all()
+
+    def _site(self, child: int) -> str:
+        return self._members.site(child)
