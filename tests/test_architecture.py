@@ -150,6 +150,16 @@ def test_public_names_are_documented() -> None:
     assert len(tf_hips.__all__) <= 43  # half of them are compressors
 
 
+def test_packages_of_the_server_list_their_modules() -> None:
+    """Each docstring has an indented line for each module that is there, and for no other."""
+    for package in sorted((ROOT / "tf_hips/ps").rglob("__init__.py")):
+        here = package.parent
+        modules = {path.stem for path in here.glob("*.py")} - {"__init__"}
+        modules |= {path.parent.name for path in here.glob("*/__init__.py")}
+        text = ast.get_docstring(ast.parse(package.read_text(encoding="utf-8")), clean=False) or ""
+        assert sorted(re.findall(r"^    (\w+)  ", text, re.MULTILINE)) == sorted(modules), here
+
+
 def test_benchmark_targets_name_verbs_that_exist() -> None:
     verbs = set(
         re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
@@ -285,6 +295,9 @@ def test_import_contracts_are_kept() -> None:
         ("tf_hips: one direction", "tf_hips/ps/planted.py", "import tf_hips.comm"),
         ("tf_hips: one direction", "tf_hips/ops/planted.py", "import tf_hips.strategies"),
         ("tf_hips: one direction", "tf_hips/unplaced.py", ""),
+        ("tf_hips.ps: one direction", "tf_hips/ps/rules/planted.py", "import tf_hips.ps.rounds"),
+        ("tf_hips.ps: one direction", "tf_hips/ps/client/planted.py", "import tf_hips.ps.session"),
+        ("tf_hips.ps: one direction", "tf_hips/ps/unplaced.py", ""),
         ("the compiler has one door", "tf_hips/ops/planted.py", "import compll"),
         ("Horovod has one door", "tf_hips/strategies/planted.py", "import horovod.tensorflow"),
         ("gRPC has one door", "tf_hips/strategies/planted.py", "import grpc"),

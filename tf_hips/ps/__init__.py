@@ -1,10 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parameter server over gRPC: rounds, chunks, children, mutual TLS. Imports no TensorFlow.
 
-Logic is apart from transport: `store`, `rule`, `session`, `weights`, `model` and `wire` open no
-socket; `server` and `client` are thin callers of them, `tls` knows certificates, `sockets` counts
-bytes and finds out why a connection fails. A run that outlives its server is kept by `durable`, in
-files of `journal` and `disk.file_format`.
+    server      the process: listens, serves one run after another, stands below another server
+    calls       the server's end of calls: who may call, what comes in, what goes out
+    disk        what lets a run outlive its server: a journal and snapshots
+    session     one run as its server sees it: who takes part, what is due, who waits
+    client      the child's side: connections, rounds, backups
+    robust      rounds in which some may lie: by votes, on sketches, over shards, from a buffer
+    rounds      rounds of all children, or of each by itself: packets in, a merged packet out
+    rules       what a server makes of packets: a sum, an optimizer, a robust aggregate
+    terms       what both ends go by: model, chunks, shards, the tree, quorums
+    security    certificates, and what is wrong with a connection
+    transport   what travels, and over what: frames, sockets, folders
+
+Each imports from those below it only, and `session` and `client` nothing of each other; the import
+contracts in pyproject.toml say so. Logic is apart from transport: `terms`, `rules`, `rounds`,
+`robust` and `session` open no socket.
 """
 
 import os
