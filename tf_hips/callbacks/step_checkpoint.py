@@ -118,7 +118,7 @@ class StepCheckpoint(keras.callbacks.Callback):
         """
         if self._writes:
             strategy = self._peers.strategy
-            session = None if strategy is None else strategy._run.run
+            session = None if strategy is None else strategy.config.run
             try:
                 self._folder.end(self._last, reason, self._facts.get("run", session))
             except OSError as error:
