@@ -230,7 +230,14 @@ def test_all_know_who_is_drawn():
     loop = FedAvg.__new__(FedAvg)
     loop._loan = types.SimpleNamespace(member=lambda: (0, 10))
     loop._strategy = types.SimpleNamespace(config=types.SimpleNamespace(seed=7))
-    for participation, chosen in ((1.0, None), (10, None), (3, 3), (0.2, 2)):
+    for participation, chosen in (
+        (1.0, None),
+        (10, None),
+        (3, 3),
+        (np.int64(3), 3),
+        (np.int64(1), 1),
+        (0.2, 2),
+    ):
         loop._participation = participation
         wanted = None if chosen is None else methods.sampled(7, 4, 10, chosen)
         assert loop.drawn(4) == wanted

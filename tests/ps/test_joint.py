@@ -24,7 +24,7 @@ from tests.ps.test_rules_whole import (
 )
 from tests.support.eventually import eventually
 from tf_hips import robust
-from tf_hips.errors import ConfigError, ProtocolError
+from tf_hips.errors import ConfigError, NonFiniteError, ProtocolError, ToleranceError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ps import rules
 from tf_hips.ps.calls.joint import Follower, judge_of
@@ -144,7 +144,8 @@ def test_all_shards_refuse_a_round_in_which_all_rows_are_refused() -> None:
     assert Verdict.from_bytes(verdict.to_bytes(), len(SITES)) == verdict
     for store in stores:
         [told] = store.refusals(0)
-        assert all(f"site `{site}`: {OWN_REFUSAL}" in told for site in SITES)
+        assert isinstance(told, ToleranceError)
+        assert all(f"site `{site}`: {OWN_REFUSAL}" in str(told) for site in SITES)
 
 
 LIES = {
@@ -206,7 +207,7 @@ def test_a_round_of_which_nothing_can_be_made_is_refused_at_all_shards() -> None
     assert "bears f=1 bad rows. Received: 2 that were refused" in verdict.refusal
     assert "row 5 is site `f`" in verdict.refusal
     for store in stores:
-        assert store.refusals(0) == [verdict.refusal]
+        assert [str(error) for error in store.refusals(0)] == [verdict.refusal]
         assert store.is_closed(0)  # it cannot be done again: the run ends
         assert store.results(0, 0) == (0, [])
 
@@ -221,7 +222,9 @@ def test_a_reference_that_is_too_long_is_a_refusal() -> None:
     deliver(stores, 1, rows_of(1))
     refusal = rule_on(stores, 1).refusal
     assert refusal is not None and "the reference must be finite" in refusal
-    assert all(store.refusals(1) == [refusal] for store in stores)
+    for store in stores:
+        [error] = store.refusals(1)
+        assert (type(error), str(error)) == (NonFiniteError, refusal)
 
 
 def test_the_first_report_and_the_first_verdict_count() -> None:
@@ -322,6 +325,8 @@ def test_what_travels_is_read_as_it_was_or_refused(text: str) -> None:
             _read_verdict(len(fields).to_bytes(4, "little") + fields.encode())
     nobody = Verdict()
     assert Verdict.from_bytes(nobody.to_bytes(), children) == nobody
+    unfit = Verdict(refusal="the reference must be finite", has_too_few=False)
+    assert Verdict.from_bytes(unfit.to_bytes(), children) == unfit
 
 
 def _read_report(payload: bytes) -> Report:

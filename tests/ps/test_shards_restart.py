@@ -128,7 +128,7 @@ def test_a_dead_shard_ends_the_run_when_patience_is_over(
     together(a.join, b.join)
     train_all((a, b), 0, 0)
     processes[2].kill()
-    monkeypatch.setattr(a.client._clients[2], "_wait_s", 1.0)
+    monkeypatch.setattr(a.client._clients[2], "wait_s", 1.0)
     with pytest.raises(PeerError, match=f"Exchange: Nothing listens at {processes[2].address}"):
         a.train(1, 1)
     monkeypatch.setattr("tf_hips.ps.client.client._LEAVE_DURABLE_S", 0.5)

@@ -2,11 +2,12 @@
 """Numbers that loops are given: looked at before anything begins, named where they are wrong."""
 
 import numbers
+import operator
 from typing import Any
 
 
 def whole(name: str, value: Any, least: int = 1) -> int:
-    """An integer, NumPy's included.
+    """An integer, NumPy's and TensorFlow's included.
 
     Args:
         name: of the argument.
@@ -17,11 +18,15 @@ def whole(name: str, value: Any, least: int = 1) -> int:
         TypeError: it is no integer.
         ValueError: it is less.
     """
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+    try:
+        found = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        found = None
+    if found is None:
         raise TypeError(f"`{name}` must be an integer. Received: {name}={value!r}")
-    if value < least:
+    if found < least:
         raise ValueError(f"`{name}` must be at least {least}. Received: {name}={value!r}")
-    return int(value)
+    return found
 
 
 def real(name: str, value: Any, below: float) -> float:

@@ -385,7 +385,7 @@ class HFA(Loop):
 def _check_participation(value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"`participation` must be a number. Received: participation={value!r}")
-    is_number = isinstance(value, int)
+    is_number = isinstance(value, numbers.Integral)
     if not (float(value) >= 1 if is_number else 0.0 < float(value) <= 1.0):
         raise ValueError(
             "`participation` must be a share above 0 and at most 1, or as an int a number of "

@@ -15,6 +15,7 @@ Plain functions and small values; the loop asks them.
 import dataclasses
 import hashlib
 import math
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -107,10 +108,10 @@ def sampled(seed: int, number: int, members: int, chosen: int) -> frozenset[int]
     return frozenset(sorted(range(members), key=mark)[:chosen])
 
 
-def number_chosen(participation: float, members: int) -> int:
+def number_chosen(participation: Any, members: int) -> int:
     """How many of `members` a share, or a number of them, is; at least one."""
-    if isinstance(participation, int) and not isinstance(participation, bool):
-        return min(participation, members)
+    if isinstance(participation, numbers.Integral):
+        return min(int(participation), members)
     return max(1, math.floor(participation * members + 0.5))
 
 

@@ -21,13 +21,14 @@ class Alone:
     _is_closed = False  # it has left its run
 
     def close(self, reason: str | None = None) -> None:
-        """Leaves the run: nothing more is written to its log. Later calls do nothing.
+        """Ends the log. There is no run to leave: training may go on.
+
+        Later calls do nothing.
 
         Args:
             reason: why, for other parties; here there are none.
         """
         del reason
-        self._is_closed = True
         self.events.close()
 
     @property

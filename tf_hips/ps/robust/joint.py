@@ -179,7 +179,11 @@ class JointStore(Store):
                 with_reference=width > self.num_children,
             )
         except (ToleranceError, NonFiniteError) as error:
-            return Verdict(missing=missing, refusal=f"Round {current.number}: {error}")
+            return Verdict(
+                missing=missing,
+                refusal=f"Round {current.number}: {error}",
+                has_too_few=isinstance(error, ToleranceError),
+            )
         return Verdict(tuple(present), missing, decision)
 
     def rule(self, number: int, verdict: Verdict) -> None:
@@ -205,7 +209,8 @@ class JointStore(Store):
                 current.positions = [position] * len(current.positions)
                 current.counted = tuple(range(self.num_children))
                 if verdict.refusal is not None:
-                    current.refusals.append((position, TooFewRowsError(verdict.refusal)))
+                    kind = TooFewRowsError if verdict.has_too_few else NonFiniteError
+                    current.refusals.append((position, kind(verdict.refusal)))
             self.changed.notify_all()
         if jobs and verdict.refusal is None:
             self._merge_by(verdict, jobs)

@@ -434,7 +434,8 @@ class Store(Telling):
             )
         except NonFiniteError as error:
             with self.changed:
-                current.refusals.append((current.positions[chunk], error))
+                # Not `error` itself: while that is kept, so are the packets on its frames.
+                current.refusals.append((current.positions[chunk], type(error)(str(error))))
             raise
         finally:
             with self.changed:

@@ -65,13 +65,14 @@ class Deciding:
         try:
             ruling = self._combining.decide(current.number, packets, children, current.weights)
         except ToleranceError as error:
-            refusal = TooFewRowsError(f"Round {current.number}: {error}")
+            refusal = f"Round {current.number}: {error}"
             with self._changed:
-                current.refusals.append((max(current.positions), refusal))
+                # One that was raised would keep what is on its frames: all packets of the round.
+                current.refusals.append((max(current.positions), TooFewRowsError(refusal)))
                 if self._can_redo:
                     current.clear()
                 self._changed.notify_all()
-            raise refusal from error
+            raise TooFewRowsError(refusal) from error
         with self._changed:
             current.ruling, current.counted = ruling, tuple(children)
         if ruling is not None and ruling.refused and self._refuse is not None:

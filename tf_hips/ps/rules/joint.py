@@ -111,12 +111,14 @@ class Verdict:
         missing: children that take no part because something is wrong with them, with what.
         decision: about the rows of `children`; None where there are none, or with `refusal`.
         refusal: why nothing can be made of the round; None: something can.
+        has_too_few: whether that is for want of rows, and not for numbers that are not finite.
     """
 
     children: tuple[int, ...] = ()
     missing: Mapping[int, str] = dataclasses.field(default_factory=dict)
     decision: Decision | None = None
     refusal: str | None = None
+    has_too_few: bool = True
 
     def to_bytes(self) -> bytes:
         """As it travels, and as it is recorded."""
@@ -124,6 +126,7 @@ class Verdict:
             "children": self.children,
             "missing": sorted(self.missing.items()),
             "refusal": self.refusal,
+            "has_too_few": self.has_too_few,
             "decision": None,
         }
         decision, numbers = self.decision, b""
@@ -157,6 +160,8 @@ class Verdict:
             refusal, fields = head["refusal"], head["decision"]
             if refusal is not None and type(refusal) is not str:
                 raise ValueError(f"refusal={refusal!r}")
+            if type(has_too_few := head["has_too_few"]) is not bool:
+                raise ValueError(f"has_too_few={has_too_few!r}")
             if (fields is not None) != (bool(children) and refusal is None):
                 raise ValueError("children without a decision, or one without them")
             decision = _decision(fields, data, len(children)) if fields is not None else None
@@ -164,7 +169,7 @@ class Verdict:
             raise ProtocolError(
                 f"A verdict must say whose rows take part. Received: {str(error)[:200]}"
             ) from error
-        return cls(children, missing, decision, refusal)
+        return cls(children, missing, decision, refusal, has_too_few)
 
     @staticmethod
     def limit(num_children: int) -> int:

@@ -351,7 +351,7 @@ class Upper:
             client, reason = self._client, session.ended
             owes_leave = session.owes_leave
             is_midway = not self._has_joined and not self._has_failed
-        if client is not None and owes_leave and is_midway:
+        if client is not None and owes_leave and is_midway and client.ended("Join") is None:
             # Above, this process is not known yet: nobody would hear it leave.
             client.close()
             self._driver.join()
