@@ -8,6 +8,7 @@ misspelt), never a traceback: one comes only from a fault of the compiler.
 import argparse
 import contextlib
 import os
+import shutil
 import sys
 import tokenize
 from collections.abc import Callable, Sequence
@@ -287,9 +288,11 @@ def _save(results: Sequence[tuple[str, npt.NDArray[Any]]]) -> None:
             path = aside = Path(name)
             is_device = name.startswith("/dev/")  # such as a file behind /dev/stdout
             if not is_device and (path.is_file() or not path.exists()):  # no pipe and no folder
-                path = Path(os.path.realpath(name))
-                aside = path.with_name(f".{path.name}.{os.getpid()}.{number}")
-                stack.callback(aside.unlink, missing_ok=True)
+                path = aside = Path(os.path.realpath(name))
+                is_new = not path.exists()
+                if os.access(path.parent, os.W_OK) and (is_new or os.access(path, os.W_OK)):
+                    aside = path.with_name(f".{path.name}.{os.getpid()}.{number}")
+                    stack.callback(aside.unlink, missing_ok=True)
             try:
                 with aside.open("wb") as file:
                     np.save(file, values)
@@ -298,6 +301,8 @@ def _save(results: Sequence[tuple[str, npt.NDArray[Any]]]) -> None:
             asides.append((aside, path))
         for aside, path in asides:
             if aside != path:
+                if path.exists():
+                    shutil.copymode(path, aside)
                 aside.replace(path)
 
 

@@ -69,6 +69,7 @@ $(OBJECTS): objects/%.o: $(OURS)/tf_hips/cc/%.cc $(HEADERS)
 \t$(CXX) $(FLAGS) -c '-I$(OURS)' -o $@ $< $(TENSORFLOW)
 
 $(OPERATIONS): %_ops.so: %.codec.cc %.tf.cc $(OBJECTS)
+\t$(if $(word 2,$(OURS)),$(error $(OURS) has blanks: make takes no such path for operations))
 \t$(CXX) $(FLAGS) -shared '-DTF_HIPS_OPERATIONS="Compll>"' '-I$(OURS)' -o $@ $^ $(TENSORFLOW) \\
 \t  -pthread
 """

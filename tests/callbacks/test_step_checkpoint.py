@@ -85,6 +85,7 @@ def test_a_run_keeps_the_name_with_which_it_began(tmp_path):
     checkpoints.begin(0, backups.began("third", lenet))
     with pytest.raises(ConfigError, match="without those of another"):
         checkpoints.begin(0, backups.began("fourth", alexnet))
+    checkpoints.begin(0, backups.began("after a mistake", lenet))
     backups.clear()
     assert not backups.path.exists()
     assert backups.began("fifth", alexnet) == "fifth"
@@ -167,7 +168,7 @@ def test_the_note_of_a_script_has_the_run_of_its_strategy(tmp_path):
     used = StepCheckpoint(tmp_path, 5)
     used._writes = True
     used._peers = types.SimpleNamespace(
-        strategy=types.SimpleNamespace(_run=types.SimpleNamespace(run="run-1"))
+        strategy=types.SimpleNamespace(config=types.SimpleNamespace(run="run-1"))
     )
     used.end()
     assert CheckpointFolder(tmp_path).ended("another") is None

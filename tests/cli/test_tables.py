@@ -105,7 +105,7 @@ WAY = "error_feedback(onebit)"
 
 
 def told(server: int | None = None) -> dict[str, Any]:
-    """What a server of two sites tells, as `ps.status.snapshot` does; one of two, or alone."""
+    """What a server of two sites tells as `ps.server.status.snapshot`; one of two, or alone."""
     children = [
         {
             "site": site,

@@ -498,9 +498,9 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_was_not(alone, tmp_path, monkey
 def test_a_run_whose_last_interval_is_cut_is_over(alone, tmp_path, monkeypatch, capsys):
     from tf_hips.trainer.backing_up import Backup
 
-    def train():
+    def train(steps=5):
         alone(
-            max_steps=5,
+            max_steps=steps,
             eval_duration=2,
             batch_size=16,
             backup_dir=str(tmp_path / "backup"),
@@ -512,6 +512,8 @@ def test_a_run_whose_last_interval_is_cut_is_over(alone, tmp_path, monkeypatch, 
         killed.setattr(Backup, "_clear", lambda self: None)
         train()
     assert (tmp_path / "backup").exists()
+    with pytest.raises(ConfigError, match=r"2 more are backed up in .*; give more `--epochs`"):
+        train(3)  # nothing of what has more steps is deleted
     train()
     assert "all steps were made before" in capsys.readouterr().out
     assert not (tmp_path / "backup").exists()

@@ -79,14 +79,16 @@ class BackupFolder:
         Raises:
             OSError: the directory cannot be written.
         """
-        path = self.path / _BEGAN
+        path, known = self.path / _BEGAN, {}
         with contextlib.suppress(FileNotFoundError, ConfigError):
-            told = read_json(path)
-            if told.get("facts") == facts and isinstance(told.get("run"), str):
-                return str(told["run"])
+            # Each by its facts: one that is refused here later takes nothing from the others.
+            known = read_json(path)
+        told = json.dumps(facts, sort_keys=True)
+        if isinstance(known.get(told), str):
+            return str(known[told])
         self.path.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{_BEGAN}")
-        draft.write_text(json.dumps({"run": run, "facts": facts}), encoding="utf-8")
+        draft.write_text(json.dumps({**known, told: run}), encoding="utf-8")
         draft.replace(path)
         return run
 

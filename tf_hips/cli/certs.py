@@ -12,7 +12,7 @@ from tf_hips.cli import arguments, tables
 from tf_hips.config import SERVER_ROLES, Tls
 from tf_hips.log import printable
 
-# Of `ps.authority`, which is not imported to say what a command is for.
+# Of `ps.security.authority`, which is not imported to say what a command is for.
 _DAYS = 30
 _AUTHORITY_DAYS = 3650
 _DESCRIPTION = """\

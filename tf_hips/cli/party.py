@@ -10,7 +10,7 @@ import argparse
 import contextlib
 import dataclasses
 import os
-import shlex
+import re
 import shutil
 import signal
 import socket
@@ -400,7 +400,7 @@ def _start_remote_workers(
             "workers on other hosts need the program `horovodrun` on the path"
         )
     here = str(Path.cwd())
-    if shlex.quote(here) != here:
+    if not re.fullmatch(r"[\w@%+=:,./~#-]+", here):
         raise arguments.UsageError(
             "workers on other hosts are started in this folder by `cd`, which horovodrun does not "
             f"quote: its path must have no spaces and signs of a shell. Received: {here!r}"

@@ -20,7 +20,7 @@ def deadline(text: str) -> float | str:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Declares the options; what they mean together is checked by `ps.quorum`."""
+    """Declares the options; what they mean together is checked by `ps.terms.quorum`."""
     parser.add_argument(
         "--quorum",
         type=arguments.count,

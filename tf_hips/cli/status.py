@@ -93,7 +93,7 @@ def _ask_all(
 def ask(
     server: str, run_name: str, tls: Any, timeout_s: float, role: str = SERVER_ROLES[0]
 ) -> dict[str, Any]:
-    """What a server tells (`ps.status.snapshot`).
+    """What a server tells (`ps.server.status.snapshot`).
 
     Args:
         server: `host:port`.

@@ -6,7 +6,7 @@
                  the next round come with the model
 
 A member is a party, which keeps step inside, or where there is no server a worker. Below a server
-the times are those of its clock (`ps.pacing`), and it tells members to stop; without one all
+the times are those of its clock (`ps.calls.pacing`), and it tells members to stop; without one all
 workers compute the same plan from what all have said of durations. Rules: `tf_hips.esync`,
 docs/esync.md.
 

@@ -5,9 +5,9 @@
                  in the order of the parties
     broadcast    the other ranks of the party get the bytes of the result
 
-The server passes bytes on (see `ps.gather`), so every party computes the same from the same bytes:
-the results are equal bit for bit. Sums are in the tensors' own type; half types are added as
-float32 and rounded once.
+The server passes bytes on (see `ps.rounds.gather`), so every party computes the same from the same
+bytes: the results are equal bit for bit. Sums are in the tensors' own type; half types are added
+as float32 and rounded once.
 
 A server with a quorum may have gone on without some parties, perhaps without this one. All parties
 hear of the same ones, so results are equal here, too: those of the parties that are present.

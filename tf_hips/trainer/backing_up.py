@@ -52,25 +52,37 @@ class Backup(callbacks.BackupAndRestore):
     What was backed up before stays whole in any case.
     """
 
-    def __init__(self, directory: str | Path, is_over: Callable[[], bool], **options: Any) -> None:
+    def __init__(self, directory: str | Path, left: Callable[[], int], **options: Any) -> None:
         """Plans backups.
 
         Args:
             directory: where they are.
-            is_over: whether all steps are made; the last may be in the middle of an epoch.
+            left: how many steps are still to be made; the last may be in the middle of an epoch.
             options: of `BackupAndRestore`.
         """
         super().__init__(directory, **options)
-        self._is_over = is_over
+        self._left = left
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Looks at the folder; takes no step where all were made before."""
+        """Looks at the folder; takes no step where all were made before.
+
+        Raises:
+            ConfigError: more were made than this run has, so that its end is not theirs.
+        """
         with self._in_one_line("read"):
             super().on_train_begin(logs)
-        if self._resumed is not None and self._is_over():
+        if self._resumed is None:
+            return
+        if self._left() < 0:
+            raise ConfigError(
+                "A run that goes on must have all the steps that were made. Received: "
+                f"{-self._left()} more are backed up in {self._directory}; give more `--epochs` or "
+                "`--max-steps`, or another folder"
+            )
+        if self._left() == 0:
             self.model._initial_epoch = self.params["epochs"]
             if self._peers.rank == 0:
-                sys.stdout.write(f"all steps were made before: see {self._directory}\n")
+                sys.stdout.write("all steps were made before\n")
                 sys.stdout.flush()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -94,7 +106,7 @@ class Backup(callbacks.BackupAndRestore):
             super().on_train_end(logs)
 
     def _has_ended(self) -> bool:
-        return self._is_over() or super()._has_ended()
+        return self._left() == 0 or super()._has_ended()
 
     @contextlib.contextmanager
     def _in_one_line(self, what: str) -> Iterator[None]:

@@ -243,7 +243,11 @@ class Progress(keras.callbacks.Callback):
         if self._files is None:
             # Of weights alone it is not known which interval they were in.
             made = epoch if self._plan.begin_s is None else None
-            found = trees.go_on(folder, made if self._step_before else 0)
+            try:
+                found = trees.go_on(folder, made if self._step_before else 0)
+            except OSError as error:
+                found = 0, 0.0
+                log.warning("What is in %s cannot be gone on with: %s", folder, error)
             self._files, self._epoch = found, epoch
         return self._files[0] + 1 + epoch - self._epoch
 

@@ -185,7 +185,9 @@ def _train(settings: Training, told: config.Run, name: str, data: sets.DataSet, 
         named = {**facts, "run": told.run}
         if settings.backup_dir is not None and primitives.rank() == 0:
             # A run that is killed before its first backup begins again, and may have checkpoints.
-            named["began"] = began(settings.backup_dir, told, facts)
+            named["began"] = began(
+                settings.backup_dir, told, {**facts, **_identity(settings, told)}
+            )
         checkpoint = _checkpoint(settings, rounds, named)
         used.append(checkpoint)
     if settings.backup_dir is not None:
@@ -204,7 +206,8 @@ def _train(settings: Training, told: config.Run, name: str, data: sets.DataSet, 
             verbose=0,
         )
     except BaseException as error:
-        if checkpoint is not None and not told.comes_back:
+        # Who is told to stop does not come back.
+        if checkpoint is not None and not (told.comes_back and isinstance(error, Exception)):
             checkpoint.end(f"{type(error).__name__}: {error}")
         raise
     finally:
@@ -315,7 +318,18 @@ def _backup(
     """Backs up after each test."""
     if rounds is not None and isinstance(rounds.loop, CountedESync):
         return MetBackup(directory, rounds.loop)
-    return Backup(directory, lambda: int(model.optimizer.iterations) >= num_steps)
+    return Backup(directory, lambda: num_steps - int(model.optimizer.iterations))
+
+
+def _identity(settings: Training, told: config.Run) -> dict[str, Any]:
+    """What makes two runs different that train the same network on the same data: JSON values."""
+    return {
+        "mode": settings.mode,
+        "split": splits.parse(settings.split).text,
+        "batch_size": settings.batch_size,
+        "learning_rate": settings.learning_rate,
+        "seed": told.seed,
+    }
 
 
 def _tree(settings: Training, told: config.Run) -> Path | None:
