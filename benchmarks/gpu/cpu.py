@@ -77,13 +77,13 @@ class Cpu:
             prefix = np.frombuffer(packet.prefix(self._codec.codec_hash, size), np.uint8)
             return prefix, encode(slice(start, start + size), where)
 
-        sizes = packet.chunk_sizes(n)
+        sizes = packet.packet_sizes(n)
         parts = _side_by_side(one, self._starts(n), sizes)
         return np.concatenate([part for pair in parts for part in pair])
 
     @staticmethod
     def _starts(n: int) -> list[int]:
-        return [packet.CHUNK * k for k in range(len(packet.chunk_sizes(n)))]
+        return [packet.CHUNK * k for k in range(len(packet.packet_sizes(n)))]
 
 
 def _side_by_side(function: Callable[..., Any], *arguments: list[Any]) -> list[Any]:

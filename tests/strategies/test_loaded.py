@@ -47,5 +47,7 @@ def test_all_ranks_compile_a_specification_at_once_and_stay_equal(tmp_path):
     wrong.write_text("void WrongEncode(float* gradient, uint8* out) { out = concat(gpa); }\n")
     with pytest.raises(errors.SpecificationError, match=r"error\[E201\]: unknown name `gpa`"):
         CompressedRing(compression=str(wrong), config=run)
-    with pytest.raises(TypeError, match="must be a value such as onebit"):
+    with pytest.raises(
+        TypeError, match=r"`compression` must be a compressor .* parentheses, `load\(\)`"
+    ):
         CompressedRing(compression=load, config=run)
