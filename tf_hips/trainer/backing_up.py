@@ -106,7 +106,7 @@ class Backup(callbacks.BackupAndRestore):
             super().on_train_end(logs)
 
     def _has_ended(self) -> bool:
-        return self._left() == 0 or super()._has_ended()
+        return self._left() <= 0 or super()._has_ended()
 
     @contextlib.contextmanager
     def _in_one_line(self, what: str) -> Iterator[None]:
