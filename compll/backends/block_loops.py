@@ -4,7 +4,8 @@
 from compll.backends.blocks import block_lets
 from compll.backends.c_common import Lines, max_bits
 from compll.backends.loops import Loops, Stored, parts_of
-from compll.backends.row_code import Apart, Packed, Rest, RowCode
+from compll.backends.row_code import Packed, Rest, RowCode
+from compll.backends.row_function import Apart
 from compll.backends.row_results import RowResult, can_fold, results_of_rows
 from compll.backends.row_table import look_up_values
 from compll.backends.stored import is_in_memory, is_of_floats, tile_bytes
@@ -115,6 +116,7 @@ class BlockLoops(Loops):
         done = self.names.fresh("done") if feedback.held is not None else ""
         if done:
             self.lines.add(f"[[maybe_unused]] int64_t {done} = 0;")
+        self._draw_ahead(parts_of(sweep))
         self._step, self._begin = "kStep", "at"
         head = "for_steps(base, count, [&](int64_t base, [[maybe_unused]] int64_t at, auto count)"
         self.lines.open(f"{head} TF_HIPS_INLINED {{")

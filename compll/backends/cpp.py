@@ -34,7 +34,8 @@ from compll.backends.layout import emit_layout, emit_params, unpack_params
 from compll.backends.loops import Stored
 from compll.backends.masks import Masks, masks
 from compll.backends.rooms import rooms
-from compll.backends.row_code import Apart, RowCode
+from compll.backends.row_code import RowCode
+from compll.backends.row_function import Apart
 from compll.backends.rows import ROWS, emit_rows
 from compll.backends.tile_feedback import NO_FEEDBACK, HeldRows, TileFeedback
 from compll.ir import nodes

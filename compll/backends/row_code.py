@@ -14,7 +14,7 @@ import functools
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from compll.backends.c_common import Expressions, Lines, float_literal
+from compll.backends.c_common import Expressions, float_literal
 from compll.backends.float_ranges import never_above_top
 from compll.backends.narrow import Ranges
 from compll.backends.row_forms import (
@@ -24,6 +24,7 @@ from compll.backends.row_forms import (
     is_number_or_0,
     is_unit,
 )
+from compll.backends.row_function import Apart, blocks_in_chains, emit_function
 from compll.backends.stored import unnamed
 from compll.ir import nodes
 from compll.ir.types import BOOL, FLOAT, INT, UInt
@@ -36,21 +37,10 @@ FOLDS |= {"sum": "{a} + x", "prod": "{a} * x"}
 _SUMMED = ("gradient", "residual")
 # Parts of an expression that is still put in place where its name is used.
 _LONG = 12
-# Those with rows (row.h), the best first.
-_MACHINES = ("AVX512", "AVX2")
 
 
 class _NoRowsError(Exception):
     """A part needs more than there is for rows."""
-
-
-@dataclass
-class Apart:
-    """Where functions of rows go, before what calls them; `name` and a number are their names."""
-
-    lines: Lines
-    name: str
-    number: int = 0
 
 
 @dataclass(frozen=True)
@@ -251,8 +241,11 @@ class RowCode:
             # The largest of what is held to a cap is the largest, held to it.
             fold, first = "row_largest(a, x)", "row_abs(x)"
             result = "a" if size.cap is None else f"row_minimum(a, {self._row(size.cap)})"
-        lines = [
-            "if (count % length != 0) return false;",
+        combined = f"*to++ = combine_row<{reducer.capitalize()}>(init, {result});"
+        lines = ["if (count % length != 0) return false;"]
+        if size is not None:
+            lines += blocks_in_chains(body, first, fold, combined)
+        lines += [
             "for (int64_t begin = 0; begin < count; begin += length) {",
             "  const int64_t at = begin;",
             *(f"  {line}" for line in body),
@@ -261,7 +254,7 @@ class RowCode:
             *(f"    {line}" for line in body),
             f"    a = {fold};",
             "  }",
-            f"  *to++ = combine_row<{reducer.capitalize()}>(init, {result});",
+            f"  {combined}",
             "}",
             "return true;",
         ]
@@ -539,48 +532,3 @@ class Rest:
         lines = ["const RowCodes held = row_held(code[k]);", *self.left.body]
         lines += [f"row_store({value} + at, row_left(sum, x));"]
         return ["{", *(f"  {line}" for line in lines), "}"]
-
-
-def emit_function(rows: list[RowCode], apart: Apart, body: list[str], target: str) -> str:
-    """Writes a function with what several rows need; returns the call of it, but for `target`.
-
-    It is written once for each kind of machine that has rows, and returns false on others.
-    """
-    name = f"{apart.name}{apart.number}"
-    apart.number += 1
-    # Parts of one loop may share what they need.
-    needs = dict.fromkeys((text, *found) for row in rows for text, found in row.arguments.items())
-    parameters = [f"{kind} {parameter}" for _, parameter, kind in needs]
-    given = [text for text, _, _ in needs]
-    template = ["template <int kBits>"] * any(row.varied_bits is not None for row in rows)
-    of_bits = "<kBits>" * len(template)
-    lines = apart.lines
-    for machine in _MACHINES:
-        space = machine.lower()
-        lines.add(
-            f"#if defined(TF_HIPS_ROWS_{machine})",
-            f"namespace {space} {{",
-            f"using namespace tf_hips::{space};",
-            *template,
-            f"TF_HIPS_{machine} bool {name}(",
-            *(f"    {text}," for text in ["int64_t count", *parameters]),
-            f"    {target}) {{",
-            *(f"  {line}" for line in body),
-            "}",
-            f"}}  // namespace {space}",
-            "#endif",
-        )
-    values = ["int kBits"] * len(template)
-    lines.add(
-        f"template <{', '.join([*values, 'typename... T'])}>",
-        f"TF_HIPS_INLINE bool {name}([[maybe_unused]] T... arguments) {{",
-    )
-    for machine in _MACHINES:
-        call = f"{machine.lower()}::{name}{of_bits}(arguments...)"
-        lines.add(
-            f"#if defined(TF_HIPS_ROWS_{machine})",
-            f"  if (machine() == Machine::k{machine.capitalize()}) return {call};",
-            "#endif",
-        )
-    lines.add("  return false;", "}", "")
-    return f"{name}{of_bits}({', '.join(['count', *given])}, "

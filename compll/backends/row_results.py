@@ -6,7 +6,8 @@ What is computed for a row says row_code.py.
 
 from dataclasses import dataclass
 
-from compll.backends.row_code import FOLDS, Apart, Rest, RowCode, emit_function
+from compll.backends.row_code import FOLDS, Rest, RowCode
+from compll.backends.row_function import Apart, emit_function
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ of decoding row by row.
 
 from compll.backends.block_loops import BlockLoops
 from compll.backends.c_common import Lines
-from compll.backends.row_code import Apart, RowCode
+from compll.backends.row_code import RowCode
+from compll.backends.row_function import Apart
 from compll.backends.row_results import sum_of_rows
 from compll.ir import nodes
 from compll.ir.types import FLOAT
