@@ -234,8 +234,9 @@ class TileNeeds:
         for part in parts:
             self._position = part.position
             for expr in self._inside(part):
-                is_random = isinstance(expr, nodes.Random) and self._is_here(expr.position)
-                if is_random and expr.site not in self._noise:
+                if not isinstance(expr, nodes.Random) or not self._is_here(expr.position):
+                    continue
+                if expr.site not in self._noise:
                     self._noise[expr.site] = f"({self._draw(expr.site, expr.bits)} + at)"
         self._position = None
 
