@@ -14,9 +14,12 @@ from tf_hips.ops import (
     chunk_sizes,
     error_feedback,
     growth,
+    mixed,
     native,
     parse,
+    randomk,
     registry,
+    warmup,
 )
 from tf_hips.ops.compressor import file_of, packet_sizes
 from tf_hips.ops.registry import Algorithm, Parameter
@@ -282,3 +285,18 @@ def test_what_is_made_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = rf"at most {len(whole.text) - 1} characters: .* Received: {len(whole.text)}, 'error_"
     with pytest.raises(ValueError, match=shown):
         Compressor("error_feedback", inner=inner)
+
+
+@pytest.mark.parametrize("role", ["worker/0", "owner/1", "party/west", "server", "server/west"])
+def test_encoders_of_randomk_have_one_seed_and_others_each_their_own(role: str) -> None:
+    alike = [name for name, algorithm in ops.REGISTRY.items() if algorithm.draws_alike]
+    assert alike == ["randomk"]
+    inner = error_feedback(randomk(0.1))
+    for one in (randomk(), inner, warmup(inner, steps=8), mixed(warmup(inner, steps=8), below=9)):
+        assert one.draws_alike
+        for _, stage in one.stages:
+            assert stage.encoder_seed(7, role) == native.derive_seed(7, "everyone")
+        assert one.for_sums.encoder_seed(7, role) == native.derive_seed(7, "everyone")
+        assert one.encoder_seed(8, role) != one.encoder_seed(7, role)
+    for text in ("terngrad", "error_feedback(topk)", "dgc", "budget(wan_mbps=1, max_sync_s=1)"):
+        assert parse(text).encoder_seed(7, role) == native.derive_seed(7, role)

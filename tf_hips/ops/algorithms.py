@@ -219,7 +219,10 @@ def randomk(ratio: float = 0.01) -> Compressor:
     """Random-k (Stich et al., 2018): one element at random from each of k equal parts of a chunk.
 
     4 bytes per element sent: indices are computed again from 4 bytes of noise in the packet.
-    Biased, because it is not scaled by 1 / ratio: use it inside `error_feedback`.
+    All workers, owners, parties and servers of a run draw the same elements in a step, other ones
+    in the next (`Compressor.encoder_seed`), so a sum has no more elements than a packet, and the
+    way back keeps all of them. Biased, because it is not scaled by 1 / ratio: use it inside
+    `error_feedback`.
 
     Args:
         ratio: the share of a chunk's elements that is sent, in [0.001, 1].

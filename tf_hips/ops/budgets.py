@@ -123,6 +123,11 @@ class Budget(Compressor):
         return True
 
     @property
+    def draws_alike(self) -> bool:
+        """Nothing of LADDER draws elements."""
+        return False
+
+    @property
     def text(self) -> str:
         """The text that `parse` turns into this value."""
         numbers = [

@@ -314,6 +314,23 @@ class Compressor:
         return jit.algorithm(self.codec.name).is_sparse
 
     @property
+    def draws_alike(self) -> bool:
+        """Whether all encoders of a run have one seed, so that they send the same elements.
+
+        Known of the codecs of tf_hips alone: False for one that was loaded.
+        """
+        return jit.algorithm(self.codec.name).draws_alike
+
+    def encoder_seed(self, run_seed: int, role: str) -> int:
+        """Returns the seed of one encoder of a run (`Key.seed`), in [0, 2^64).
+
+        Args:
+            run_seed: of the whole run, the same in all processes.
+            role: whose the encoder is, as for `derive_seed`; no matter where it draws alike.
+        """
+        return native.derive_seed(run_seed, "everyone" if self.draws_alike else role)
+
+    @property
     def text(self) -> str:
         """The text that `parse` turns into this value; the same for equal values."""
         if self.inner is not None:

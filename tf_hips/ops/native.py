@@ -45,7 +45,7 @@ class Key:
     """Where the randomness of one encoding comes from. Equal keys and gradients give equal packets.
 
     Attributes:
-        seed: of this encoder, in [0, 2^64); see `derive_seed`.
+        seed: of this encoder, in [0, 2^64); see `Compressor.encoder_seed`.
         step: in [0, 2^32).
         tensor_id: position of the tensor in its model, in [0, 2^32).
         offset: index in its tensor of the first element encoded, in [0, 2^63).
@@ -70,8 +70,9 @@ def derive_seed(run_seed: int, role: str) -> int:
 
     Args:
         run_seed: of the whole run, the same in all processes.
-        role: "worker/<rank>", "owner/<rank>", "party/<site>", "server", or "everyone" for what all
-            ranks do alike.
+        role: "worker/<rank>", "owner/<rank>", "party/<site>", "server", "server/<site>" for what
+            answers a child alone, or "everyone" for what all do alike. What of these an encoder
+            has, its compressor says: `Compressor.encoder_seed`.
     """
     return int.from_bytes(hashlib.sha256(f"{run_seed}/{role}".encode()).digest()[:8], "little")
 

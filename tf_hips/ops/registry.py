@@ -126,6 +126,7 @@ class Algorithm:
             again, by values of its parameters; None: fp32.
         makes_packets: whether there is a codec of it; else ranks sum with it, and only they can.
         is_sparse: its packets say something of some elements only; all others are decoded as 0.
+        draws_alike: all encoders of a run have one seed, and so draw alike in a step.
     """
 
     name: str
@@ -138,6 +139,7 @@ class Algorithm:
     sums: Callable[[Mapping[str, int | float]], str] | None = None
     makes_packets: bool = True
     is_sparse: bool = False
+    draws_alike: bool = False
 
     @property
     def is_loaded(self) -> bool:
@@ -237,7 +239,8 @@ REGISTRY: dict[str, Algorithm] = {
             # residual may be as large as what was encoded, and grow at each step.
             feedback_minimum=(("bits", 3),),
         ),
-        Algorithm("randomk", op="randomk", parameters=(_RATIO,), is_sparse=True),
+        # Sums of packets with other elements each would have more than the way back keeps.
+        Algorithm("randomk", op="randomk", parameters=(_RATIO,), is_sparse=True, draws_alike=True),
         Algorithm("tbq", op="tbq", parameters=(_threshold("tau"),), reach="tau"),
         Algorithm(
             "terngrad",

@@ -13,8 +13,8 @@ def why_not_sparse(
 ) -> str | None:
     """Why a rule cannot bear rows of few elements; None: it can, or they are of all.
 
-    Where each sender sends other elements, most values of a coordinate are 0, and their median is;
-    and a row of zeros is nearer to each of them than they are to each other.
+    Where each sender sends other elements, or may (`randomk`), most values of a coordinate are 0,
+    and their median is; and a row of zeros is nearer to each of them than they are to each other.
 
     Args:
         rule: any.
@@ -33,7 +33,7 @@ def why_not_sparse(
         return None
     why = ", and a budget may become topk" if compressor.is_budget else ""
     return (
-        f"Rule {name or rule} needs packets of all elements: where each {sender} sends others, "
+        f"Rule {name or rule} needs packets of all elements: where each {sender} may send others, "
         f"most values are 0{why}. Received: {compression}"
     )
 

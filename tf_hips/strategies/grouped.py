@@ -9,7 +9,7 @@ import tensorflow as tf
 from tf_hips import log
 from tf_hips.comm import primitives
 from tf_hips.errors import ProtocolError
-from tf_hips.ops.native import derive_seed
+from tf_hips.ops.compressor import Compressor
 from tf_hips.ps.client.seat import SeatClient
 from tf_hips.ps.client.shards import Connection
 from tf_hips.ps.client.welcome import Welcome
@@ -76,13 +76,12 @@ class GroupedStrategy(PartyStrategy):
                 connected().leave(f"{type(error).__name__}: {error}")
             raise
 
-    @property
-    def _codec_seed(self) -> int | Callable[[tf.Tensor], tf.Tensor]:
+    def _codec_seed(self, up: Compressor) -> int | Callable[[tf.Tensor], tf.Tensor]:
         """The seed of this party's packets, or what says it for a round where a group shares it."""
-        if self.groups is not None:
+        if self.groups is not None and not up.draws_alike:
             return self.groups.sampling_seed
         site = self.config.uplink.site if self.config.uplink else ""
-        return derive_seed(self.config.seed, f"party/{site}")
+        return up.encoder_seed(self.config.seed, f"party/{site}")
 
     def _open_round(self, number: int) -> None:
         """Round `number` is the next one."""

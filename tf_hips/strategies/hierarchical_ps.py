@@ -466,7 +466,7 @@ class HierarchicalPS(ConnectedStrategy):
             Way(
                 lying.exchanging(self, exchange, up, sizes),
                 len(self.welcome.parties) if self._together() is not None else 1,
-                self._codec_seed,
+                self._codec_seed(up),
                 self.failures,
                 self._may_withhold(),
             ),

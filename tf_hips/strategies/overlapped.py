@@ -109,7 +109,7 @@ class OverlappedSum:
         packet, news = graph.encode(
             self._up,
             vector,
-            seed=seed_at(strategy._codec_seed, step),
+            seed=seed_at(strategy._codec_seed(self._up), step),
             step=step,
             tensor_id=0,
             kept=self._kept[kind].read_value() if self._kept else None,

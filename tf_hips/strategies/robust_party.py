@@ -131,13 +131,14 @@ class RobustParty(InParty):
         del complain, keeper  # there is no plan
         self._compare(gradients, nonfinite)
         tell = self._tell_of(self._rule, gradients)
+        compression = self.compression or fp32()
         reducer = make_robust_reducer(
             [gradient.shape for gradient in gradients],
-            self.compression or fp32(),
+            compression,
             self._rule,
             label=label,
-            worker_seed=derive_seed(seed, f"worker/{worker}"),
-            owner_seed=derive_seed(seed, f"owner/{primitives.rank()}"),
+            worker_seed=compression.encoder_seed(seed, f"worker/{worker}"),
+            owner_seed=compression.for_sums.encoder_seed(seed, f"owner/{primitives.rank()}"),
             rule_seed=derive_seed(seed, "everyone"),
             make_variable=make_variable,
             tell=tell,

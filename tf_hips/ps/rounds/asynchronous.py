@@ -101,7 +101,14 @@ class AsynchronousStore:
         share = min(past_bytes, MOST_IN_MEMORY) // max(1, len(sites))
         firsts = first_rounds or [0] * len(sites)
         self._lanes = [
-            self.lane(self, child, site, seed=seed, first_round=first, past_bytes=share)
+            self.lane(
+                self,
+                child,
+                site,
+                seed=downlink.encoder_seed(seed, f"server/{site}"),
+                first_round=first,
+                past_bytes=share,
+            )
             for child, (site, first) in enumerate(zip(sites, firsts, strict=True))
         ]
         self._num_applying = 0

@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_hips.errors import NonFiniteError, ProtocolError
-from tf_hips.ops import native
 from tf_hips.ps.rounds.round import Packet
 from tf_hips.ps.rules import UpdateRule
 from tf_hips.ps.terms.model import Model
@@ -85,11 +84,11 @@ class Lane:
         first_round: int,
         past_bytes: int,
     ) -> None:
-        """A child that has got nothing."""
+        """A child that has got nothing; `seed`: of what encodes its answers."""
         self.first_round = first_round
         self.model = store.model
         self.site = site
-        self.seed = native.derive_seed(seed, f"server/{site}")
+        self.seed = seed
         self.chunks = store.chunks
         num_chunks = len(self.model.chunks)
         self.current = LaneRound(first_round, num_chunks)

@@ -104,7 +104,7 @@ class PeriodicStore(AsynchronousStore):
         super().__init__(model, sites, uplink, downlink, seed, rule, **more)
         self._above = above
         self._num_sites = len(sites)
-        self._up_seed = native.derive_seed(seed, f"party/{above.site}")
+        self._up_seed = above.uplink.encoder_seed(seed, f"party/{above.site}")
         self._drift = {
             chunk: np.zeros(model.chunks[chunk].size, np.float32) for chunk in self.chunks
         }

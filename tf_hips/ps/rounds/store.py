@@ -39,7 +39,6 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from tf_hips.errors import NonFiniteError, ProtocolError
-from tf_hips.ops import native
 from tf_hips.ops.compressor import Compressor
 from tf_hips.ps.rounds.combining import Combining
 from tf_hips.ps.rounds.norms import Norms, Note
@@ -118,7 +117,7 @@ class Store(Telling):
         self._uplink = uplink
         self._downlink = downlink
         self.is_passed_up = site is not None
-        seed = native.derive_seed(seed, "server" if site is None else f"party/{site}")
+        seed = downlink.encoder_seed(seed, "server" if site is None else f"party/{site}")
         norms = Norms(len(self.chunks), note_absurd) if note_absurd is not None else None
         self._combining = Combining(
             model, self.chunks, self._sites, uplink, downlink, seed, updates, norms
