@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 import compll
 import tf_hips.ops
-from tf_hips.ops import REGISTRY, Compressor
+from tf_hips.ops import REGISTRY, Compressor, Key, native
+from tf_hips.ops.native import Bytes
 from tf_hips.ops.registry import Algorithm
 
 Floats = npt.NDArray[np.float32]
@@ -19,7 +20,7 @@ SPECS = Path(tf_hips.ops.__file__).parent / "specs"
 def variants() -> list[Compressor]:
     """Every algorithm without state, with its defaults and with the ends of each parameter's range.
 
-    Those with state are in tests/ops/test_state.py.
+    What only those with state promise is in tests/ops/test_state.py.
     """
     return _variants([a for a in REGISTRY.values() if not a.state_names])
 
@@ -29,6 +30,21 @@ def stateful_variants() -> list[Compressor]:
     found = _variants([a for a in REGISTRY.values() if a.state_names])
     different = {(c.name, c.codec_params): c for c in reversed(found)}
     return list(reversed(different.values()))
+
+
+def all_variants() -> list[Compressor]:
+    """Every algorithm, with state and without."""
+    return [*variants(), *stateful_variants()]
+
+
+def fresh(compressor: Compressor, n: int) -> Floats | None:
+    """What an encoder of n elements keeps before its first step; None: nothing."""
+    return np.zeros(compressor.state_shape([n]), np.float32) if compressor.has_state else None
+
+
+def encoded(compressor: Compressor, x: Floats, key: Key) -> Bytes:
+    """The packets of x, of an encoder in its first step."""
+    return native.encode(compressor, x, key, fresh(compressor, x.size))
 
 
 def _variants(algorithms: list[Algorithm]) -> list[Compressor]:

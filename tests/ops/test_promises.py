@@ -13,7 +13,9 @@ import pytest
 
 from tests.ops.codecs import (
     Floats,
+    all_variants,
     bits,
+    encoded,
     gradient,
     in_reach,
     strange,
@@ -28,7 +30,7 @@ pytestmark = [pytest.mark.heavy, pytest.mark.timeout(60)]  # every promise for e
 KEY = Key(seed=3, step=4, tensor_id=5)
 PREFIX_BYTES = 16
 
-each = pytest.mark.parametrize("compressor", variants(), ids=lambda c: c.text)
+each = pytest.mark.parametrize("compressor", all_variants(), ids=lambda c: c.text)
 each_with_feedback = pytest.mark.parametrize(
     "compressor", variants_with_feedback(), ids=lambda c: c.text
 )
@@ -36,7 +38,7 @@ each_with_feedback = pytest.mark.parametrize(
 
 def through(compressor: Compressor, x: Floats, key: Key = KEY) -> Floats:
     """What a receiver gets of x."""
-    return native.decode(compressor, native.encode(compressor, x, key), x.size)
+    return native.decode(compressor, encoded(compressor, x, key), x.size)
 
 
 def of_one_size(n: int) -> Floats:
@@ -200,7 +202,7 @@ def test_error_feedback_is_refused_where_residuals_grow(name: str) -> None:
 @each
 def test_the_same_key_gives_the_same_packet(compressor: Compressor) -> None:
     x = gradient(5000)
-    packets = {native.encode(compressor, x.copy(), KEY).tobytes() for _ in range(3)}
+    packets = {encoded(compressor, x.copy(), KEY).tobytes() for _ in range(3)}
     assert len(packets) == 1
 
 
@@ -232,27 +234,26 @@ def test_equal_elements_stay_equal_in_the_mean(compressor: Compressor, value: fl
 
 
 NAN, INF = np.nan, np.inf
-BLOCK = 7.25  # stands for the largest finite value of the block
-# What arrives for NaN, infinity and -infinity among ordinary values, and whether these arrive as
-# they would without; None: whatever follows from the means or ends that a codec computes, or from
-# which elements it sends.
-NOT_FINITE: dict[str, tuple[tuple[float, float, float], bool] | None] = {
+BLOCK = 7.25  # the largest finite value of each block; the least of the chunk is -BLOCK
+# What arrives for NaN, infinity and -infinity, each alone among ordinary values, and whether these
+# arrive as they would without. Of sparse codecs: where the element is sent if it is large.
+NOT_FINITE: dict[str, tuple[tuple[float, float, float], bool]] = {
     "bf16": ((NAN, INF, -INF), True),
-    "bisparse": None,
-    "dgc": None,
+    "bisparse": ((0, INF, -INF), False),
+    "dgc": ((0, INF, -INF), False),
     "fp16": ((NAN, INF, -INF), True),
     "fp32": ((NAN, INF, -INF), True),
     "fp8": ((NAN, BLOCK, -BLOCK), True),
-    "graddrop": None,
+    "graddrop": ((0, INF, -INF), False),
     "hips2bit": ((0, 0.5, -0.5), True),
     "int8": ((0, BLOCK, -BLOCK), True),
     "natural": ((INF, INF, -INF), True),
-    "onebit": None,
+    "onebit": ((NAN, INF, -INF), False),
     "qsgd": ((0, BLOCK, -BLOCK), True),
-    "randomk": None,
+    "randomk": ((NAN, INF, -INF), True),
     "tbq": ((0, 0.5, -0.5), True),
-    "terngrad": None,
-    "topk": None,
+    "terngrad": ((-BLOCK, NAN, NAN), False),
+    "topk": ((0, INF, -INF), False),
 }
 
 
@@ -260,22 +261,65 @@ def test_every_algorithm_says_what_it_makes_of_values_that_are_not_finite() -> N
     assert sorted(NOT_FINITE) == sorted(REGISTRY)
 
 
-@pytest.mark.parametrize("name", [name for name, says in NOT_FINITE.items() if says is not None])
-def test_values_that_are_not_finite(name: str) -> None:
-    says = NOT_FINITE[name]
-    assert says is not None
-    compressor, places = Compressor(name), [5, 300, 700]
+@pytest.mark.parametrize("name", NOT_FINITE)
+@pytest.mark.parametrize("which", range(3), ids=["nan", "inf", "-inf"])
+def test_values_that_are_not_finite(name: str, which: int) -> None:
+    compressor, place = Compressor(name), 37
+    arrives, leaves_others = NOT_FINITE[name]
     x = gradient(1023)
-    x[places] = 0
-    x[::16] = BLOCK
+    if REGISTRY[name].draws_alike:
+        place = int(np.flatnonzero(through(compressor, np.ones_like(x)))[3])
+    x[::16], x[8::16], x[place] = BLOCK, -BLOCK, 0
     without = through(compressor, x)
-    x[places] = [NAN, INF, -INF]
+    x[place] = (NAN, INF, -INF)[which]
     decoded = through(compressor, x)
-    np.testing.assert_allclose(decoded[places], np.array(says[0], np.float32), rtol=1e-6)
-    if says[1]:
+    np.testing.assert_allclose(decoded[place], np.float32(arrives[which]), rtol=1e-6)
+    if leaves_others:
         np.testing.assert_array_equal(
-            np.delete(bits(decoded), places), np.delete(bits(without), places)
+            np.delete(bits(decoded), place), np.delete(bits(without), place)
         )
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+def test_onebit_spoils_the_side_of_a_value_that_is_not_finite(value: float) -> None:
+    x = gradient(1023)
+    x[37] = 0
+    without = through(Compressor("onebit"), x)
+    x[37] = value
+    decoded = through(Compressor("onebit"), x)
+    spoilt = x < 0 if value < 0 else ~(x < 0)
+    np.testing.assert_array_equal(decoded[spoilt], np.float32(value))
+    whole = ~spoilt & (value > 0 or np.isnan(value))
+    np.testing.assert_array_equal(decoded[whole], without[whole])
+
+
+def test_onebit_makes_sums_that_overflow_infinite() -> None:
+    x = np.array([3e38, 3e38, -1, -3], np.float32)
+    assert through(Compressor("onebit"), x).tolist() == [INF, INF, -2, -2]
+
+
+@pytest.mark.parametrize("values", [(INF,), (-INF,), (INF, -INF), (NAN, INF), (1e38, -3e38)])
+def test_terngrad_makes_a_chunk_nan_whose_range_is_not_finite(values: tuple[float, ...]) -> None:
+    x = gradient(1023)
+    x[[37, 700][: len(values)]] = values
+    assert np.isnan(through(Compressor("terngrad"), x)).all()
+
+
+@pytest.mark.parametrize("place", [0, 37, 511, 1022])
+def test_terngrad_keeps_the_others_in_their_range_beside_nan(place: int) -> None:
+    x = gradient(1023)
+    x[place] = NAN
+    decoded = through(Compressor("terngrad"), x)
+    assert np.isfinite(decoded).all()
+    assert np.nanmin(x) <= decoded.min() == decoded[place] <= decoded.max() <= np.nanmax(x) + 1e-6
+    assert (through(Compressor("terngrad"), np.full(5, np.float32(NAN))) == 99999).all()
+
+
+def test_thresholds_that_are_nan_send_nothing() -> None:
+    x = np.array([NAN, INF, -INF], np.float32)
+    for name in ("graddrop", "bisparse"):
+        assert not through(Compressor(name, (("ratio", 1.0),)), np.full_like(x, NAN)).any()
+    np.testing.assert_array_equal(through(Compressor("topk", (("ratio", 1.0),)), x), x)
 
 
 @each
@@ -289,7 +333,7 @@ def test_denormals_are_not_made_larger(compressor: Compressor) -> None:
 
 @each
 def test_packets_of_other_versions_are_refused(compressor: Compressor) -> None:
-    packet = native.encode(compressor, gradient(40), KEY)
+    packet = encoded(compressor, gradient(40), KEY)
     (version,) = struct.unpack_from("<H", packet, 4)
     for other in (0, version + 1, 0xFFFF):
         old = packet.copy()
@@ -301,8 +345,8 @@ def test_packets_of_other_versions_are_refused(compressor: Compressor) -> None:
 @each
 def test_packets_of_other_codecs_are_refused(compressor: Compressor) -> None:
     """Also of the same algorithm with other parameters."""
-    packet = native.encode(compressor, gradient(40), KEY)
-    for other in variants():
+    packet = encoded(compressor, gradient(40), KEY)
+    for other in all_variants():
         if other != compressor:
             with pytest.raises(PacketError):
                 native.decode(other, packet, 40)
@@ -311,7 +355,7 @@ def test_packets_of_other_codecs_are_refused(compressor: Compressor) -> None:
 @each
 def test_any_body_decodes_or_is_refused(compressor: Compressor) -> None:
     """Hostile bytes behind an honest prefix: some floats, or a refusal; never a crash."""
-    packet = native.encode(compressor, gradient(333), KEY)
+    packet = encoded(compressor, gradient(333), KEY)
     rng = np.random.default_rng(8)
     for _ in range(20):
         packet[PREFIX_BYTES:] = rng.integers(0, 256, packet.size - PREFIX_BYTES, np.uint8)

@@ -52,7 +52,8 @@ def bf16() -> Compressor:
 def fp16() -> Compressor:
     """IEEE binary16, rounded to nearest even: half the bytes, errors below 2^-11 of a value.
 
-    Biased, by very little. From 65520 on values become infinity; below 2^-14 precision is lost.
+    Biased, by very little. From 65520 on values become infinity; below 2^-14 precision is lost. NaN
+    and infinities stay.
     """
     return Compressor("fp16")
 
@@ -61,7 +62,7 @@ def bisparse(ratio: float = 0.01) -> Compressor:
     """GeoMX's Bi-Sparse: the first elements above a threshold that is estimated from a sample.
 
     6.5 bytes per element sent. Biased: use it inside `error_feedback`. GeoMX's momentum is left to
-    the optimizer.
+    the optimizer. NaN is never sent; an infinity is an element like others, and arrives as it is.
 
     Args:
         ratio: the largest share of a chunk's elements that is sent, in [0.001, 1].
@@ -78,7 +79,8 @@ def dgc(
     refused. Momentum lives here, in each worker: give the optimizer none. What is not encoded has
     none then: gradients of one worker alone, and those of large embeddings, which never meet a
     codec. Sums are sent on by `Compressor.for_sums`, exact top-k of four times the ratio with error
-    feedback.
+    feedback. NaN counts as the smallest and an infinity as the largest; what is sent arrives as it
+    is, and what is not finite is not kept.
 
     Args:
         ratio: the share of a chunk's elements that is sent, in [0.001, 1].
@@ -99,7 +101,10 @@ def dgc(
 
 
 def fp32() -> Compressor:
-    """The identity: float32 values as they are. The slow tier's codec without compression."""
+    """The identity: float32 values as they are, NaN and infinities too.
+
+    The slow tier's codec without compression.
+    """
     return Compressor("fp32")
 
 
@@ -121,7 +126,7 @@ def hips2bit(threshold: float = 0.5) -> Compressor:
     """MXNet's 2-bit quantisation, byte for byte, as HiPS (GeoMX) uses it. 16x smaller.
 
     Sends threshold, -threshold or 0. Biased: use it inside `error_feedback`. `tbq` does the same
-    arithmetic, faster.
+    arithmetic, faster. NaN becomes 0, an infinity the threshold with its sign.
 
     Args:
         threshold: what an element must reach to be sent, in units of the gradient, and the most
@@ -133,7 +138,8 @@ def hips2bit(threshold: float = 0.5) -> Compressor:
 def int8(block: int = 128) -> Compressor:
     """8-bit integers with a scale per block, rounded to nearest. About 3.9x smaller.
 
-    Biased, by the rounding: errors are up to 1/254 of the largest element of a block.
+    Biased, by the rounding: errors are up to 1/254 of the largest element of a block. NaN becomes
+    0, an infinity the largest finite value of its block.
 
     Args:
         block: elements that share a scale, a power of two from 16 to 1024.
@@ -144,7 +150,8 @@ def int8(block: int = 128) -> Compressor:
 def natural() -> Compressor:
     """Natural compression (Horvath et al., 2022): sign and exponent, the mantissa rounded randomly.
 
-    9 bits per element, 3.6x smaller. Unbiased; its variance is at most an eighth of the square.
+    9 bits per element, 3.6x smaller. Unbiased; its variance is at most an eighth of the square. NaN
+    becomes infinity, infinities stay.
     """
     return Compressor("natural")
 
@@ -153,7 +160,8 @@ def graddrop(ratio: float = 0.01, sampled: float = 0.001) -> Compressor:
     """Gradient dropping (Aji and Heafield, 2017): elements above a threshold, from a sample.
 
     6.5 bytes per element sent. Biased: use it inside `error_feedback`. Cheaper than `topk`; how
-    many elements are sent varies by about a quarter below `ratio`.
+    many elements are sent varies by about a quarter below `ratio`. NaN is never sent; an infinity
+    is an element like others, and arrives as it is.
 
     Args:
         ratio: the largest share of a chunk's elements that is sent, in [0.001, 1].
@@ -166,7 +174,9 @@ def graddrop(ratio: float = 0.01, sampled: float = 0.001) -> Compressor:
 def onebit() -> Compressor:
     """1-bit SGD (Seide et al., 2014): a sign bit per element and two means per chunk.
 
-    About 32x smaller. Biased: use it inside `error_feedback`.
+    About 32x smaller. Biased: use it inside `error_feedback`. One mean is of the elements below 0
+    and one of the others: a NaN makes all elements of a chunk that are not below 0 NaN, an infinity
+    all of its sign infinite.
     """
     return Compressor("onebit")
 
@@ -194,7 +204,8 @@ def powersgd(rank: int = 4, min_compression_rate: float = 2.0) -> Compressor:
 def qsgd(bits: int = 4, bucket: int = 512) -> Compressor:
     """QSGD (Alistarh et al., 2017): random rounding to levels that are even in a bucket.
 
-    Unbiased; errors are below the largest element of a bucket over 2^(bits - 1) - 1.
+    Unbiased; errors are below the largest element of a bucket over 2^(bits - 1) - 1. NaN becomes 0,
+    an infinity the largest finite value of its bucket.
 
     Args:
         bits: bits per element, from 2 to 8; at least 3 inside `error_feedback`.
@@ -206,7 +217,8 @@ def qsgd(bits: int = 4, bucket: int = 512) -> Compressor:
 def tbq(tau: float = 0.5) -> Compressor:
     """Threshold quantisation (Strom, 2015) in HiPress's dense form: 2 bits, 16x smaller.
 
-    Sends tau, -tau or 0. Biased: use it inside `error_feedback`.
+    Sends tau, -tau or 0. Biased: use it inside `error_feedback`. NaN becomes 0, an infinity tau
+    with its sign.
 
     Args:
         tau: what an element must reach to be sent, in units of the gradient, and the most that it
@@ -222,7 +234,7 @@ def randomk(ratio: float = 0.01) -> Compressor:
     All workers, owners, parties and servers of a run draw the same elements in a step, other ones
     in the next (`Compressor.encoder_seed`), so a sum has no more elements than a packet, and the
     way back keeps all of them. Biased, because it is not scaled by 1 / ratio: use it inside
-    `error_feedback`.
+    `error_feedback`. NaN and infinities are elements like others, and arrive as they are.
 
     Args:
         ratio: the share of a chunk's elements that is sent, in [0.001, 1].
@@ -234,7 +246,8 @@ def terngrad(bitwidth: int = 2) -> Compressor:
     """TernGrad (Wen et al., 2017), as CompLL lists it.
 
     Random rounding to 2^bitwidth levels between the least and the greatest value of a chunk.
-    Unbiased.
+    Unbiased. An infinity, or values further apart than the largest float32, make the whole chunk
+    NaN. A NaN arrives as the least value, and elements beside it may be cut to a smaller range.
 
     Args:
         bitwidth: bits per element, from 1 to 8.
@@ -245,7 +258,8 @@ def terngrad(bitwidth: int = 2) -> Compressor:
 def topk(ratio: float = 0.01) -> Compressor:
     """Exact top-k (Stich et al., 2018): the elements of a chunk with the largest absolute values.
 
-    6.5 bytes per element sent. Biased: use it inside `error_feedback`.
+    6.5 bytes per element sent. Biased: use it inside `error_feedback`. NaN counts as the smallest
+    and an infinity as the largest; what is sent arrives as it is.
 
     Args:
         ratio: the share of a chunk's elements that is sent, in [0.001, 1].
