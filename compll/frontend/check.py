@@ -15,6 +15,7 @@ interface.py.
 from compll.errors import Report
 from compll.frontend import ast
 from compll.frontend.interface import Interface, read_interface
+from compll.frontend.limits import check_limits
 from compll.frontend.lower import MAX_FLOAT, Frame
 from compll.frontend.pairing import parameter_of
 from compll.frontend.scope import POISONED, Refused, Scope, Variable, unknown
@@ -43,6 +44,7 @@ def check(tree: ast.File, name: str, report: Report) -> nodes.Program | None:
         decode = decoder.run()
         widths |= decoder.lower.widths
         blocks |= decoder.lower.blocks
+    check_limits(interface, widths, blocks, report)
     params = tuple(interface.params)
     return nodes.Program(
         name, interface.prefix, params, encode, decode, tuple(widths), tuple(blocks)

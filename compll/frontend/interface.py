@@ -37,7 +37,8 @@ class Interface:
     """The outside of a codec.
 
     `gradient` stands for the gradient of both functions: what Encode reads, and what Decode knows
-    the size of. `states`: vectors of that size that outlive a call of Encode.
+    the size of. `fields`: what the `param` block says, by parameter. `states`: vectors of that size
+    that outlive a call of Encode.
     """
 
     prefix: str
@@ -45,6 +46,7 @@ class Interface:
     params: list[nodes.Param]
     encode: ast.Function | None
     decode: ast.Function | None
+    fields: dict[str, ast.ParamField]
     states: tuple[nodes.Var, ...] = ()
 
 
@@ -89,9 +91,15 @@ def read_interface(tree: ast.File, report: Report) -> Interface | None:
         return None
     gradient = lead.parameters[0 if encode else 1]
     var = nodes.Var(gradient.name, Array(FLOAT), gradient.span)
-    params = _read_params(lead, tree, prefix, report)
+    fields = _read_fields(lead, tree, prefix, report)
+    params = []
+    for parameter in lead.parameters[2:]:
+        scalar = scalar_type(parameter.type)
+        if scalar is not None:
+            item = fields.get(parameter.name)
+            params.append(_limits(nodes.Var(parameter.name, scalar, parameter.span), item, report))
     states = _read_states(tree, prefix, encode, decode, report)
-    interface = Interface(prefix, var, params, encode, decode, states)
+    interface = Interface(prefix, var, params, encode, decode, fields, states)
     if encode is not None and decode is not None:
         _compare(encode, decode, report)
     return interface
@@ -156,9 +164,10 @@ def _compare(encode: ast.Function, decode: ast.Function, report: Report) -> None
         report.add("E507", message, decode.span, f"note: `{encode.name}` takes: {shown[0]}")
 
 
-def _read_params(
+def _read_fields(
     function: ast.Function, tree: ast.File, prefix: str, report: Report
-) -> list[nodes.Param]:
+) -> dict[str, ast.ParamField]:
+    """What `param` blocks say of the parameters of a function, by name."""
     fields: dict[str, ast.ParamField] = {}
     types = {parameter.name: parameter.type for parameter in function.parameters[2:]}
     for number, block in enumerate(tree.blocks):
@@ -190,13 +199,7 @@ def _read_params(
                 report.add("E203", f"`{item.name}` is declared twice", item.span)
             else:
                 fields[item.name] = item
-    params = []
-    for parameter in function.parameters[2:]:
-        kind = scalar_type(parameter.type)
-        if kind is not None:
-            var = nodes.Var(parameter.name, kind, parameter.span)
-            params.append(_limits(var, fields.get(parameter.name), report))
-    return params
+    return fields
 
 
 def _is_repeated(
