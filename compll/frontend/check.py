@@ -324,7 +324,7 @@ class _Decoder(_Body):
         """Lengths of the fields, None for scalars: Encode's, or the gradient's without one."""
         vectors = [kind for kind in kinds if isinstance(kind, Array)]
         if self.encode is None:
-            if len(vectors) > 1 and self.interface.encode is None:
+            if len(vectors) > 1 and not self.interface.has_encode:
                 note = "note: their lengths are not known"
                 raise self.lower.refuse(
                     "E506", "without an Encode, only one vector can be extracted", span, note

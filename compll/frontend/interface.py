@@ -38,7 +38,8 @@ class Interface:
 
     `gradient` stands for the gradient of both functions: what Encode reads, and what Decode knows
     the size of. `fields`: what the `param` block says, by parameter. `states`: vectors of that size
-    that outlive a call of Encode.
+    that outlive a call of Encode. `has_encode`: the file has an Encode, if only one that was
+    refused, so that `encode` is None.
     """
 
     prefix: str
@@ -47,7 +48,8 @@ class Interface:
     encode: ast.Function | None
     decode: ast.Function | None
     fields: dict[str, ast.ParamField]
-    states: tuple[nodes.Var, ...] = ()
+    states: tuple[nodes.Var, ...]
+    has_encode: bool
 
 
 def read_interface(tree: ast.File, report: Report) -> Interface | None:
@@ -98,8 +100,9 @@ def read_interface(tree: ast.File, report: Report) -> Interface | None:
         if scalar is not None:
             item = fields.get(parameter.name)
             params.append(_limits(nodes.Var(parameter.name, scalar, parameter.span), item, report))
-    states = _read_states(tree, prefix, encode, decode, report)
-    interface = Interface(prefix, var, params, encode, decode, fields, states)
+    has_encode = any(function.name.endswith("Encode") for function in tree.functions)
+    states = _read_states(tree, prefix, has_encode, report)
+    interface = Interface(prefix, var, params, encode, decode, fields, states, has_encode)
     if encode is not None and decode is not None:
         _compare(encode, decode, report)
     return interface
@@ -122,31 +125,24 @@ def _has_signature(function: ast.Function, kind: str, report: Report) -> bool:
         shown = f"{_spelled(function.result)} {function.name}({', '.join(given)})"
         report.add("E502", f"expected `{form}`, found `{shown}`", function.span)
         return False
-    for parameter in function.parameters[2:]:
-        if scalar_type(parameter.type) is None:
-            message = (
-                f"`{parameter.name}` must be a float, an int or one of {', '.join(FIXED_WIDTHS)}"
-            )
-            report.add("E502", message, parameter.type.span)
-            return False
+    is_good = True
     names = [parameter.name for parameter in function.parameters]
     for number, parameter in enumerate(function.parameters):
-        if parameter.name in names[:number]:
-            report.add("E203", f"`{parameter.name}` is declared twice", parameter.span)
-            return False
-    for parameter in function.parameters[2:]:
         name = parameter.name
-        if name in RESERVED or name.startswith("_") or keyword.iskeyword(name):
+        if number >= 2 and scalar_type(parameter.type) is None:
+            message = f"`{name}` must be a float, an int or one of {', '.join(FIXED_WIDTHS)}"
+            report.add("E502", message, parameter.type.span)
+            is_good = False
+        if name in names[:number]:
+            report.add("E203", f"`{name}` is declared twice", parameter.span)
+            is_good = False
+        elif number >= 2 and (name in RESERVED or name.startswith("_") or keyword.iskeyword(name)):
             note = f"help: choose another; operations use {', '.join(RESERVED)} themselves"
             if name not in RESERVED:
                 note = "help: choose a name that an argument in Python may have"
-            report.add(
-                "E603",
-                f"`{parameter.name}` cannot be the name of a parameter",
-                parameter.span,
-                note,
-            )
-    return True
+            message = f"`{name}` cannot be the name of a parameter"
+            report.add("E603", message, parameter.span, note)
+    return is_good
 
 
 def _spelled(tree: ast.TypeName) -> str:
@@ -170,6 +166,8 @@ def _read_fields(
     """What `param` blocks say of the parameters of a function, by name."""
     fields: dict[str, ast.ParamField] = {}
     types = {parameter.name: parameter.type for parameter in function.parameters[2:]}
+    # One that is in another function alone, or in one that was refused, is told there.
+    known = {item.name for other in tree.functions for item in other.parameters[2:]}
     for number, block in enumerate(tree.blocks):
         if block.name != prefix:
             help_lines = nearest(block.name, [prefix]) or (
@@ -182,6 +180,8 @@ def _read_fields(
         if _is_repeated(block, tree.blocks[:number], report):
             continue
         for item in block.fields:
+            if item.name in known and item.name not in types:
+                continue
             if item.name not in types:
                 help_lines = nearest(item.name, types)
                 report.add(
@@ -233,19 +233,14 @@ def _content(block: ast.ParamBlock | ast.StateBlock) -> list[tuple[object, ...]]
 
 
 def _read_states(
-    tree: ast.File,
-    prefix: str,
-    encode: ast.Function | None,
-    decode: ast.Function | None,
-    report: Report,
+    tree: ast.File, prefix: str, has_encode: bool, report: Report
 ) -> tuple[nodes.Var, ...]:
-    functions = [function for function in (encode, decode) if function is not None]
-    taken = {item.name for function in functions for item in function.parameters}
+    taken = {item.name for function in tree.functions for item in function.parameters}
     found: dict[str, nodes.Var] = {}
     for number, block in enumerate(tree.states):
-        if block.name != prefix or encode is None:
+        if block.name != prefix or not has_encode:
             note = f"note: this file's codec is `{prefix}`"
-            if encode is None and block.name == prefix:
+            if block.name == prefix:
                 note = "note: only an Encode can change a state, and this file has none"
             message = f"`{block.name}` is not a codec of this file that can have state"
             help_lines = nearest(block.name, [prefix]) if block.name != prefix else ()
