@@ -130,6 +130,7 @@ HELP = {
 }
 
 
+_LONGEST_QUOTE = 60  # characters of the program's text in a message
 _LONGEST_LINE = 160  # characters of the program's text; of a longer line a part is shown
 
 
@@ -234,6 +235,11 @@ class Report:
         """Number of the line where `span` starts, for notes that point elsewhere."""
         source, start = self._source.at(span.start)
         return source.location(start)[0]
+
+    def text(self, span: Span) -> str:
+        """What the program's text holds at `span`, on one line and cut where it is long."""
+        words = " ".join(self._source.text[span.start : span.end].split())
+        return words if len(words) <= _LONGEST_QUOTE else f"{words[:_LONGEST_QUOTE]}..."
 
     def place(self, span: Span) -> str:
         """The line where `span` starts, with its file if there are several, for such notes."""

@@ -7,15 +7,18 @@
                  holds       extract(packet, ...)   and   gradient = vector
 
 Decode extracts fields of the types that Encode concatenates, in that order; their lengths are those
-of Encode. What expressions and statements mean is in lower.py and statements.py, what a codec shows
-outside in interface.py.
+of Encode, and a field that it extracts into a parameter is that parameter in Encode, too. What
+expressions and statements mean is in lower.py and statements.py, what a codec shows outside in
+interface.py.
 """
 
 from compll.errors import Report
 from compll.frontend import ast
 from compll.frontend.interface import Interface, read_interface
+from compll.frontend.limits import check_limits
 from compll.frontend.lower import MAX_FLOAT, Frame
-from compll.frontend.scope import POISONED, Refused, Scope, Variable, unknown
+from compll.frontend.pairing import parameter_of
+from compll.frontend.scope import POISONED, Refused, Scope, Variable, each, unknown
 from compll.frontend.statements import new_statements
 from compll.ir import nodes
 from compll.ir.sizes import DataDependentError, SizeError, capacity_of, size_of
@@ -41,6 +44,7 @@ def check(tree: ast.File, name: str, report: Report) -> nodes.Program | None:
         decode = decoder.run()
         widths |= decoder.lower.widths
         blocks |= decoder.lower.blocks
+    check_limits(interface, widths, blocks, report)
     params = tuple(interface.params)
     return nodes.Program(
         name, interface.prefix, params, encode, decode, tuple(widths), tuple(blocks)
@@ -191,12 +195,12 @@ class _Encoder(_Body):
             help_line = f"help: `{self.packet} = concat(a, b, ...);`"
             message = "`concat` takes at least one argument"
             raise self.lower.refuse("E303", message, call.span, help_line)
-        fields = []
-        for argument in call.arguments:
-            value = self.lower.expr(argument, self.frame)
-            self.refuse_formless(value.type, argument)
-            fields.append(value)
-        return tuple(fields)
+        return tuple(each(call.arguments, self._field))
+
+    def _field(self, argument: ast.Expr) -> nodes.Expr:
+        value = self.lower.expr(argument, self.frame)
+        self.refuse_formless(value.type, argument)
+        return value
 
 
 def _finite(vector: nodes.Expr) -> nodes.Expr:
@@ -283,6 +287,7 @@ class _Decoder(_Body):
                 raise self.lower.refuse("E505", message, argument.span)
             targets.append(target)
         sizes = self._sizes([var.type for var, _ in targets], call.span)
+        self._check_equal(targets)
         fields = []
         for (var, equals), size in zip(targets, sizes, strict=True):
             fields.append(nodes.Field(var, size, equals))
@@ -319,7 +324,7 @@ class _Decoder(_Body):
         """Lengths of the fields, None for scalars: Encode's, or the gradient's without one."""
         vectors = [kind for kind in kinds if isinstance(kind, Array)]
         if self.encode is None:
-            if len(vectors) > 1 and self.interface.encode is None:
+            if len(vectors) > 1 and not self.interface.has_encode:
                 note = "note: their lengths are not known"
                 raise self.lower.refuse(
                     "E506", "without an Encode, only one vector can be extracted", span, note
@@ -332,6 +337,27 @@ class _Decoder(_Body):
             note = f"note: `{self.encode.name}` concatenates ({was})"
             raise self.lower.refuse("E506", message, span, note)
         return list(self.encode.sizes)
+
+    def _check_equal(self, targets: list[tuple[nodes.Var, nodes.Var | None]]) -> None:
+        """Refuses a parameter that is extracted from where Encode does not put its value."""
+        if self.encode is None:
+            return
+        params = self.interface.params
+        refused = None
+        for (var, equals), value in zip(targets, self.encode.fields, strict=True):
+            if equals is None or parameter_of(value, self.encode.lets, params) is equals:
+                continue
+            put, line = self.report.text(value.span), self.report.place(value.span)
+            refused = self.lower.refuse(
+                "E506",
+                f"`{self.encode.name}` does not concatenate the parameter `{var.name}` here",
+                var.span,
+                f"note: `{put}` stands there, on {line}; decode would refuse every packet in which "
+                f"it is not `{var.name}`",
+                f"help: concatenate `{var.name}` there, or extract it into another variable",
+            )
+        if refused is not None:
+            raise refused
 
     def _assign(self, statement: ast.Assign) -> None:
         value = self.statements.value_for(Array(FLOAT), statement.value, self.frame)

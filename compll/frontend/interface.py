@@ -37,7 +37,9 @@ class Interface:
     """The outside of a codec.
 
     `gradient` stands for the gradient of both functions: what Encode reads, and what Decode knows
-    the size of. `states`: vectors of that size that outlive a call of Encode.
+    the size of. `fields`: what the `param` block says, by parameter. `states`: vectors of that size
+    that outlive a call of Encode. `has_encode`: the file has an Encode, if only one that was
+    refused, so that `encode` is None.
     """
 
     prefix: str
@@ -45,7 +47,9 @@ class Interface:
     params: list[nodes.Param]
     encode: ast.Function | None
     decode: ast.Function | None
-    states: tuple[nodes.Var, ...] = ()
+    fields: dict[str, ast.ParamField]
+    states: tuple[nodes.Var, ...]
+    has_encode: bool
 
 
 def read_interface(tree: ast.File, report: Report) -> Interface | None:
@@ -89,9 +93,16 @@ def read_interface(tree: ast.File, report: Report) -> Interface | None:
         return None
     gradient = lead.parameters[0 if encode else 1]
     var = nodes.Var(gradient.name, Array(FLOAT), gradient.span)
-    params = _read_params(lead, tree, prefix, report)
-    states = _read_states(tree, prefix, encode, decode, report)
-    interface = Interface(prefix, var, params, encode, decode, states)
+    fields = _read_fields(lead, tree, prefix, report)
+    params = []
+    for parameter in lead.parameters[2:]:
+        scalar = scalar_type(parameter.type)
+        if scalar is not None:
+            item = fields.get(parameter.name)
+            params.append(_limits(nodes.Var(parameter.name, scalar, parameter.span), item, report))
+    has_encode = any(function.name.endswith("Encode") for function in tree.functions)
+    states = _read_states(tree, prefix, has_encode, report)
+    interface = Interface(prefix, var, params, encode, decode, fields, states, has_encode)
     if encode is not None and decode is not None:
         _compare(encode, decode, report)
     return interface
@@ -114,31 +125,24 @@ def _has_signature(function: ast.Function, kind: str, report: Report) -> bool:
         shown = f"{_spelled(function.result)} {function.name}({', '.join(given)})"
         report.add("E502", f"expected `{form}`, found `{shown}`", function.span)
         return False
-    for parameter in function.parameters[2:]:
-        if scalar_type(parameter.type) is None:
-            message = (
-                f"`{parameter.name}` must be a float, an int or one of {', '.join(FIXED_WIDTHS)}"
-            )
-            report.add("E502", message, parameter.type.span)
-            return False
+    is_good = True
     names = [parameter.name for parameter in function.parameters]
     for number, parameter in enumerate(function.parameters):
-        if parameter.name in names[:number]:
-            report.add("E203", f"`{parameter.name}` is declared twice", parameter.span)
-            return False
-    for parameter in function.parameters[2:]:
         name = parameter.name
-        if name in RESERVED or name.startswith("_") or keyword.iskeyword(name):
+        if number >= 2 and scalar_type(parameter.type) is None:
+            message = f"`{name}` must be a float, an int or one of {', '.join(FIXED_WIDTHS)}"
+            report.add("E502", message, parameter.type.span)
+            is_good = False
+        if name in names[:number]:
+            report.add("E203", f"`{name}` is declared twice", parameter.span)
+            is_good = False
+        elif number >= 2 and (name in RESERVED or name.startswith("_") or keyword.iskeyword(name)):
             note = f"help: choose another; operations use {', '.join(RESERVED)} themselves"
             if name not in RESERVED:
                 note = "help: choose a name that an argument in Python may have"
-            report.add(
-                "E603",
-                f"`{parameter.name}` cannot be the name of a parameter",
-                parameter.span,
-                note,
-            )
-    return True
+            message = f"`{name}` cannot be the name of a parameter"
+            report.add("E603", message, parameter.span, note)
+    return is_good
 
 
 def _spelled(tree: ast.TypeName) -> str:
@@ -156,11 +160,14 @@ def _compare(encode: ast.Function, decode: ast.Function, report: Report) -> None
         report.add("E507", message, decode.span, f"note: `{encode.name}` takes: {shown[0]}")
 
 
-def _read_params(
+def _read_fields(
     function: ast.Function, tree: ast.File, prefix: str, report: Report
-) -> list[nodes.Param]:
+) -> dict[str, ast.ParamField]:
+    """What `param` blocks say of the parameters of a function, by name."""
     fields: dict[str, ast.ParamField] = {}
     types = {parameter.name: parameter.type for parameter in function.parameters[2:]}
+    # One that is in another function alone, or in one that was refused, is told there.
+    known = {item.name for other in tree.functions for item in other.parameters[2:]}
     for number, block in enumerate(tree.blocks):
         if block.name != prefix:
             help_lines = nearest(block.name, [prefix]) or (
@@ -173,6 +180,8 @@ def _read_params(
         if _is_repeated(block, tree.blocks[:number], report):
             continue
         for item in block.fields:
+            if item.name in known and item.name not in types:
+                continue
             if item.name not in types:
                 help_lines = nearest(item.name, types)
                 report.add(
@@ -190,13 +199,7 @@ def _read_params(
                 report.add("E203", f"`{item.name}` is declared twice", item.span)
             else:
                 fields[item.name] = item
-    params = []
-    for parameter in function.parameters[2:]:
-        kind = scalar_type(parameter.type)
-        if kind is not None:
-            var = nodes.Var(parameter.name, kind, parameter.span)
-            params.append(_limits(var, fields.get(parameter.name), report))
-    return params
+    return fields
 
 
 def _is_repeated(
@@ -230,19 +233,14 @@ def _content(block: ast.ParamBlock | ast.StateBlock) -> list[tuple[object, ...]]
 
 
 def _read_states(
-    tree: ast.File,
-    prefix: str,
-    encode: ast.Function | None,
-    decode: ast.Function | None,
-    report: Report,
+    tree: ast.File, prefix: str, has_encode: bool, report: Report
 ) -> tuple[nodes.Var, ...]:
-    functions = [function for function in (encode, decode) if function is not None]
-    taken = {item.name for function in functions for item in function.parameters}
+    taken = {item.name for function in tree.functions for item in function.parameters}
     found: dict[str, nodes.Var] = {}
     for number, block in enumerate(tree.states):
-        if block.name != prefix or encode is None:
+        if block.name != prefix or not has_encode:
             note = f"note: this file's codec is `{prefix}`"
-            if encode is None and block.name == prefix:
+            if block.name == prefix:
                 note = "note: only an Encode can change a state, and this file has none"
             message = f"`{block.name}` is not a codec of this file that can have state"
             help_lines = nearest(block.name, [prefix]) if block.name != prefix else ()
