@@ -4,6 +4,7 @@
 import contextlib
 import dataclasses
 import threading
+import time
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from tests.ps.trees import Node, addresses_of, leaves_of, serving_tree
 from tests.support.certs import Certificates
 from tf_hips.errors import PeerError, ProtocolError
 from tf_hips.ps.server.server import Server
-from tf_hips.ps.session.handover import Handover
+from tf_hips.ps.session.handover import _ANSWER_S, Handover, _Wish
 from tf_hips.ps.session.members import Caller, Members, Terms
 from tf_hips.ps.terms.tree import Place
 from tf_hips.ps.transport import parcel, wire
@@ -313,9 +314,12 @@ def test_who_asks_and_hangs_up_has_one_backup_read_at_a_time(
             assert not handover._asked[0]
             assert len(handover._unanswered) == len(reading) == 1
         goes_on.set()
-        for call in at_once:
+
+        def take_head(call: Any) -> None:
             assert parcel.Header.from_message(next(iter(call))).name == backup.name
             call.cancel()
+
+        together(*(lambda call=call: take_head(call) for call in at_once))
         for thread in threading.enumerate():
             if thread.name == "tf_hips-backup":
                 thread.join(DEADLINE_S)
@@ -333,7 +337,12 @@ def test_who_never_answers_is_asked_again(certificates: Certificates, backup: Pa
         with server._session.changed:
             handover._asked.clear()
             lost = Request("its ticket", held, a.client._workers)
-            handover._unanswered[1, 0] = lost
+            handover._unanswered[1, 0] = _Wish(lost)
+        with pytest.raises(PeerError, match="has not answered yet what it was asked before"):
+            next(handover.fetch(caller, parcel.Held(), a.client._workers))
+        assert not handover._expired
+        with server._session.changed:
+            handover._unanswered[1, 0] = _Wish(lost, time.monotonic() - _ANSWER_S)
         messages = handover.fetch(caller, parcel.Held(), a.client._workers)
         assert parcel.Header.from_message(next(messages)).name == backup.name
         messages.close()

@@ -2,8 +2,12 @@
 """Folders as streams: whole, in pieces, and what is refused."""
 
 import dataclasses
+import hashlib
 import itertools
+import os
+import types
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,6 +69,32 @@ def test_another_parcel_begins_anew(folder: Path, tmp_path: Path) -> None:
         intake.take(message)
     intake.finish()
     assert content(tmp_path / "taken") == content(folder)
+
+
+def test_files_are_read_once_for_their_digests(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who asks and breaks off, again and again, must not have a whole backup read each time."""
+    read = []
+
+    def counted(*arguments: Any) -> Any:
+        read.append(arguments)
+        return hashlib.file_digest(*arguments)
+
+    monkeypatch.setattr(
+        parcel, "hashlib", types.SimpleNamespace(blake2b=hashlib.blake2b, file_digest=counted)
+    )
+    before = next(parcel.send(folder, Held()))
+    assert next(parcel.send(folder, Held())) == before
+    assert len(read) == 2 * len(SIZES)  # they are so new that they may be written to
+    for path in folder.iterdir():
+        os.utime(path, (1.0, 1.0))
+    for _ in range(3):
+        assert next(parcel.send(folder, Held())) == before
+    assert len(read) == 3 * len(SIZES)
+    (folder / "b").write_bytes(b"new")
+    assert next(parcel.send(folder, Held())) != before
+    assert len(read) == 3 * len(SIZES) + 1
 
 
 def test_files_that_are_deleted_while_they_are_sent_are_sent(folder: Path, tmp_path: Path) -> None:

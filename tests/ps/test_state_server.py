@@ -143,6 +143,29 @@ def test_bytes_that_are_no_request_and_connections_that_say_nothing(
         assert post(server, "/init/") == (200, b"")
 
 
+@pytest.mark.parametrize("begin", ["POST ", "POST /init/ HTTP/1.1\r\nContent-Length: 4000\r\n\r\n"])
+def test_a_request_that_comes_byte_by_byte_ends_in_time(
+    begin: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_REQUEST_S", 0.2)
+    with serving() as server:
+        host, port = server.address.split(":")
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            connection.sendall(begin.encode())
+            connection.settimeout(0.05)  # a byte each: far less than what each may take
+            for _ in range(100):
+                try:
+                    assert connection.recv(1000) == b""
+                except TimeoutError:
+                    connection.sendall(b"a")
+                except ConnectionError:  # a byte came after it was closed
+                    break
+                else:
+                    break
+            else:
+                pytest.fail("the server reads on")
+
+
 @pytest.mark.parametrize("length", ["0" * 9 + "9" * 11, "0" * 9 + "5000", "9" * 5000])
 def test_a_length_that_lies_takes_no_memory(length: str) -> None:
     with serving() as server:

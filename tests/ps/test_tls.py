@@ -2,6 +2,7 @@
 """Who may call whom: a wrong certificate is refused in one sentence, and the server goes on."""
 
 import contextlib
+import os
 import socket
 import ssl
 import stat
@@ -284,6 +285,42 @@ def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
         authority.make_certificate("party", "a", folder=folder, days=4000)
     with pytest.raises(ConfigError, match=r"authority's file .* cannot be read"):
         authority.make_certificate("party", "a", folder=tmp_path / "other")
+
+
+def test_files_of_an_authority_are_on_the_disk_before_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[tuple[int, int, bool]] = []  # inode, bytes, whether it is a folder
+    fsync, replace = os.fsync, Path.replace
+
+    def sync(descriptor: int) -> None:
+        told = os.fstat(descriptor)
+        synced.append((told.st_ino, told.st_size, stat.S_ISDIR(told.st_mode)))
+        fsync(descriptor)
+
+    def rename(path: Path, target: Path) -> Path:
+        told = path.stat()
+        assert (told.st_ino, told.st_size, False) in synced, target
+        synced.clear()
+        return replace(path, target)
+
+    monkeypatch.setattr(authority.os, "fsync", sync)
+    monkeypatch.setattr(Path, "replace", rename)
+    folder = (tmp_path.stat().st_ino, True)
+    authority.make_authority(tmp_path)
+    assert folder in [(inode, is_folder) for inode, _, is_folder in synced]
+    synced.clear()
+    authority.make_certificate("party", "b", folder=tmp_path)
+    assert folder in [(inode, is_folder) for inode, _, is_folder in synced]
+    synced.clear()
+    authority._append(tmp_path / "issued.txt", f"{'0' * 64} party/c 2026-01-01")
+    told = (tmp_path / "issued.txt").stat()
+    assert [(inode, is_folder) for inode, _, is_folder in synced] == [
+        (told.st_ino, False),
+        folder,
+    ]
+    assert synced[0][1] == told.st_size
+    authority.revoke(tmp_path, ["party/b"])
 
 
 def test_unreadable_files_are_named(certificates: Certificates, tmp_path: Path) -> None:

@@ -53,6 +53,17 @@ def test_a_kind_is_type_and_shape() -> None:
         kind_of(np.dtype(object), (1,))
 
 
+def test_bytes_come_while_a_snapshot_holds_those_before() -> None:
+    weights = FirstWeights()
+    weights.describe(["|u1[10]"], 10)
+    weights.take(0, b"0123")
+    (early,) = weights.pieces()
+    weights.take(4, b"456789")
+    (late,) = weights.pieces()
+    weights.take(2, b"23")
+    assert [(at, bytes(piece)) for at, piece in (early, late)] == [(0, b"0123"), (0, b"0123456789")]
+
+
 def test_bytes_come_in_order_and_once() -> None:
     weights = FirstWeights()
     weights.describe(["|u1[10]"], 10)

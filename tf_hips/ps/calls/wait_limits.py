@@ -7,9 +7,11 @@ named by the server that misses it. Children are told the sum of both.
 """
 
 import dataclasses
+import threading
+import time
 
 from tf_hips.config import Uplink
-from tf_hips.errors import ConfigError, PeerError
+from tf_hips.errors import ConfigError, PeerError, TfHipsError
 from tf_hips.ps.client.link import Link
 from tf_hips.ps.client.passage import read_terms
 from tf_hips.ps.client.shards import SEPARATOR
@@ -19,6 +21,9 @@ from tf_hips.ps.transport.sockets import split_address
 
 # Seconds that a server waits for longer than the one above it: an answer has to travel.
 _MARGIN_S = 10.0
+# For which an answer is used on. Each costs a connection, and one of the calls that the server
+# above lets this one have, whose children may ask without end.
+_FRESH_S = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +70,7 @@ class Limits:
 
 
 class Waits:
-    """How long a server waits, which depends on the one above it, if there is one."""
+    """How long a server waits, which depends on the one above it, if there is one. Thread-safe."""
 
     def __init__(self, config: ServerConfig) -> None:
         """What it was told itself, until it has asked."""
@@ -74,6 +79,10 @@ class Waits:
             float(config.join_timeout_s), float(config.round_timeout_s), config.max_gather_bytes
         )
         self.here = self.told = self._own
+        self._lock = threading.Lock()  # one asks at a time
+        self._fresh_until = 0.0  # of `time.monotonic`, as the next one
+        self._failed_at = 0.0
+        self._failure: TfHipsError | None = None
         self.uplink = config.uplink
         if config.uplink is not None:
             # It must not give up before the children that it waits for are missed here.
@@ -83,10 +92,30 @@ class Waits:
     def ask(self, timeout_s: float) -> Limits:
         """What a child must know; asks the server above for what that is told.
 
+        Those who ask while one does share its answer, or its error.
+
         Raises:
             TfHipsError: it cannot be reached, or refuses this server.
         """
-        if self.uplink is not None:
-            above = Limits.above(self.uplink, self._config.run, timeout_s)
-            self.here, self.told = self._own.under(above), self._own.told(above)
-        return self.told
+        if self.uplink is None:
+            return self.told
+        began = time.monotonic()
+        if not self._lock.acquire(timeout=timeout_s):
+            raise PeerError(f"The server above has not answered within {timeout_s:.0f} s.")
+        try:
+            if self._failure is not None and self._failed_at > began:
+                raise self._failure
+            if time.monotonic() >= self._fresh_until:
+                self._ask(self.uplink, timeout_s)
+            return self.told
+        finally:
+            self._lock.release()
+
+    def _ask(self, uplink: Uplink, timeout_s: float) -> None:
+        try:
+            above = Limits.above(uplink, self._config.run, timeout_s)
+        except TfHipsError as error:
+            self._failure, self._failed_at = error, time.monotonic()
+            raise
+        self.here, self.told = self._own.under(above), self._own.told(above)
+        self._fresh_until, self._failure = time.monotonic() + _FRESH_S, None

@@ -17,7 +17,7 @@ import importlib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tf_hips.config import ROLES, SERVER_ROLES, Tls
 from tf_hips.errors import ConfigError
@@ -357,17 +357,35 @@ def _write(folder: Path, stem: str, certificate: Any, key: Any) -> None:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Writes a file at once, readable by its owner alone."""
+    """Writes a file at once, readable by its owner alone; it is on the disk afterwards."""
     new = path.with_name(f".{path.name}.{os.getpid()}")
     new.unlink(missing_ok=True)
     # The mode is set as the file is made: no moment in which another user could open it.
     file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(file, "wb") as stream:
         stream.write(data)
+        _sync(stream)
     new.replace(path)
+    _sync_folder(path.parent)
 
 
 def _append(path: Path, line: str) -> None:
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     with os.fdopen(file, "ab") as stream:
         stream.write(f"{line}\n".encode())
+        _sync(stream)
+    _sync_folder(path.parent)
+
+
+def _sync(stream: IO[bytes]) -> None:
+    """A name that is on the disk before the bytes are is an empty file after a power failure."""
+    stream.flush()
+    os.fsync(stream.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -19,6 +19,7 @@ request may take and the number of connections are bounded; requests are answere
 import dataclasses
 import http
 import http.server
+import io
 import json
 import math
 import socket
@@ -217,6 +218,38 @@ class _HttpServer(http.server.ThreadingHTTPServer):
         """A connection that breaks is no error of the server."""
 
 
+class _Timed(io.RawIOBase):
+    """What comes over a connection, each request in bounded time, in however small pieces."""
+
+    def __init__(self, connection: socket.socket, idle_s: float) -> None:
+        self._connection = connection
+        self._idle_s = idle_s
+        self._ends: float | None = None  # None: no byte of a request has come
+
+    def begin(self) -> None:
+        """Waits for another request."""
+        self._ends = None
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Takes what is there.
+
+        Raises:
+            TimeoutError: nothing is, or the request has not ended in time.
+        """
+        left_s = self._idle_s if self._ends is None else self._ends - time.monotonic()
+        if left_s <= 0.0:
+            raise TimeoutError(f"a request must end within {_REQUEST_S:.0f} s")
+        self._connection.settimeout(left_s)
+        count = self._connection.recv_into(buffer)
+        if self._ends is None:
+            self._ends = time.monotonic() + _REQUEST_S
+        return count
+
+
 class _Handler(http.server.BaseHTTPRequestHandler):
     """Requests of one connection."""
 
@@ -228,6 +261,18 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     # acknowledgement, 40 ms before every step.
     disable_nagle_algorithm = True
     server: _HttpServer
+
+    def setup(self) -> None:
+        """Reads by a clock of its own: a socket's counts from each byte anew."""
+        super().setup()
+        self._timed = _Timed(self.connection, self.timeout)
+        self.rfile.close()
+        self.rfile = io.BufferedReader(self._timed)
+
+    def handle_one_request(self) -> None:
+        """Another request, if one comes."""
+        self._timed.begin()
+        super().handle_one_request()
 
     def do_GET(self) -> None:
         """The status page."""
@@ -278,9 +323,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 f"a body must have a length of at most {_MAX_BODY_BYTES} bytes",
             )
             return None
-        self.connection.settimeout(_REQUEST_S)
         body = self.rfile.read(int(length))
-        self.connection.settimeout(_IDLE_S)
         try:
             pairs = urllib.parse.parse_qsl(
                 body.decode("ascii"), keep_blank_values=True, max_num_fields=_MAX_FIELDS
@@ -299,6 +342,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         if self.close_connection:
             self.send_header("Connection", "close")
+        self.connection.settimeout(_REQUEST_S)
         self.end_headers()
         self.wfile.write(body)
 

@@ -17,7 +17,9 @@ What the two sites must have in common is told by the backup itself, where it is
 """
 
 import collections
+import dataclasses
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 
@@ -33,8 +35,14 @@ from tf_hips.ps.transport.parcel import Held
 _DEPTH = 4
 # Of each child; more are of who asks without end.
 _MOST_EXPIRED = 64
-# For a child to open its files and read them once, for their digests.
+# For a child to open its files and read them once, for their digests; for a message to be taken.
 _ANSWER_S = 120.0
+# Open at once of what one child gives: each is a call of its own, of which it may have so many
+# (`calls_at_once`), and it needs some for its rounds.
+_MOST_PIPES = 4
+
+_Asks = tuple[int | None, int]
+# Who asks, None being the server above, and who is asked.
 
 FetchAbove = Callable[[Held, int], Iterator[bytes]]
 
@@ -42,27 +50,32 @@ FetchAbove = Callable[[Held, int], Iterator[bytes]]
 class _Pipe:
     """What one child sends to one that receives."""
 
-    def __init__(self, request: Request, child: int, changed: threading.Condition) -> None:
+    def __init__(self, request: Request, asks: _Asks, changed: threading.Condition) -> None:
         self.request = request
-        self.child = child
+        self.asks = asks
+        self.child = asks[1]
         self._changed = changed
         self._messages: collections.deque[bytes] = collections.deque()
-        self._is_done = False
+        self.is_done = False
         self._is_closed = False
         self.error: str | None = None
 
-    def put(self, message: bytes, is_lost: Callable[[], bool]) -> None:
+    def put(self, message: bytes, patience_s: float, is_lost: Callable[[], bool]) -> None:
         """Hands a message on, when there is room.
 
         Raises:
-            PeerError: nobody takes it any more.
+            PeerError: nobody takes it any more, or none was taken in time.
         """
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._is_closed or is_lost() or len(self._messages) < _DEPTH
+            in_time = self._changed.wait_for(
+                lambda: self._is_closed or is_lost() or len(self._messages) < _DEPTH, patience_s
             )
             if self._is_closed or is_lost():
                 raise PeerError("The site that asked for a backup takes no more of it.")
+            if not in_time:
+                raise PeerError(
+                    f"The site that asked for a backup has taken nothing for {patience_s:.0f} s."
+                )
             self._messages.append(message)
             self._changed.notify_all()
 
@@ -79,7 +92,7 @@ class _Pipe:
         """
         with self._changed:
             in_time = self._changed.wait_for(
-                lambda: bool(self._messages) or self._is_done or is_lost() or not is_there(),
+                lambda: bool(self._messages) or self.is_done or is_lost() or not is_there(),
                 patience_s,
             )
             if self._messages and not is_lost():
@@ -88,7 +101,7 @@ class _Pipe:
                 return message
             if self.error is not None:
                 raise PeerError(self.error)
-            if not (self._is_done or is_lost() or is_there()):
+            if not (self.is_done or is_lost() or is_there()):
                 raise PeerError("it has gone before it sent any")
             if is_lost() or not in_time:
                 why = "the run has ended" if in_time else f"nothing came for {patience_s:.0f} s"
@@ -97,7 +110,7 @@ class _Pipe:
 
     def finish(self, error: str | None = None) -> None:
         with self._changed:
-            self._is_done = True
+            self.is_done = True
             self.error = error
             self._changed.notify_all()
 
@@ -105,6 +118,14 @@ class _Pipe:
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Wish:
+    """A request that has no answer yet, and when it was made (`time.monotonic`)."""
+
+    request: Request
+    since: float = dataclasses.field(default_factory=time.monotonic)
 
 
 class Handover:
@@ -133,11 +154,12 @@ class Handover:
         self._is_over = is_over
         self._note_moved = note_moved
         self._asked: dict[int, collections.deque[Request]] = {}
-        # Of who asks and who is asked: the request that has no answer yet, whoever waits for it.
-        self._unanswered: dict[tuple[int, int], Request] = {}
+        # Of who asks and who is asked: what has no answer yet, whoever waits for it.
+        self._unanswered: dict[_Asks, _Wish] = {}
         # Tickets of each child that nobody waits for any more, and that it may still answer.
         self._expired: dict[int, collections.deque[str]] = {}
         self._pipes: dict[str, _Pipe] = {}
+        self._given: list[_Pipe] = []  # that a call is there for, whether somebody takes it or not
         self.fetch_above: FetchAbove | None = None
         """Fetches from the server above, where there is one."""
 
@@ -152,8 +174,8 @@ class Handover:
     def watches_anew(self, child: int) -> None:
         """What `child` was told over an earlier call may not have reached it; the lock is held."""
         queued = self._asked.get(child, ())
-        for asks, request in list(self._unanswered.items()):
-            if asks[1] == child and request not in queued:
+        for asks, wish in list(self._unanswered.items()):
+            if asks[1] == child and wish.request not in queued:
                 self._expire(asks)
 
     def fetch(self, caller: Caller | None, held: Held, workers: int) -> Iterator[bytes]:
@@ -199,27 +221,35 @@ class Handover:
 
         Raises:
             ProtocolError: nobody has asked it.
-            PeerError: the receiver is gone, perhaps before it began.
+            PeerError: the receiver is gone, perhaps before it began, or takes nothing.
         """
         stream = iter(messages)
         fields = wire.from_json(next(stream, b""), ticket=str, error=(str, type(None)))
         with self._changed:
             pipe = self._pipes.get(fields["ticket"])
             was_asked = self._note_answer(caller.child, fields["ticket"])
-        if pipe is None or pipe.child != caller.child:
-            if was_asked:  # it is not to blame
-                raise PeerError("The site that asked for a backup takes no more of it.")
-            raise ProtocolError("A backup must be asked for before it is sent.")
+            if pipe is None or pipe.child != caller.child:
+                if was_asked:  # it is not to blame
+                    raise PeerError("The site that asked for a backup takes no more of it.")
+                raise ProtocolError("A backup must be asked for before it is sent.")
+            self._given.append(pipe)
         error: str | None = "the site that sent it was cut off"
         try:
             if fields["error"] is not None:
                 error = fields["error"][:1000]
                 return
+            patience_s = min(_ANSWER_S, caller.patience_s)
             for message in stream:
-                pipe.put(message, lambda: caller.is_gone or self._is_over())
+                pipe.put(message, patience_s, lambda: caller.is_gone or self._is_over())
             error = None
+        except PeerError as problem:
+            error = str(problem)
+            raise
         finally:
             pipe.finish(error)
+            with self._changed:
+                self._given.remove(pipe)
+                self._changed.notify_all()
 
     def _pass_on(self, pipe: _Pipe, first: bytes | None, caller: Caller | None) -> Iterator[bytes]:
         message = first
@@ -272,8 +302,8 @@ class Handover:
 
     def _note_answer(self, child: int, ticket: str) -> bool:
         """Whether `child` was asked so and has not answered before; the session's lock is held."""
-        for asks, request in self._unanswered.items():
-            if asks[1] == child and request.ticket == ticket:
+        for asks, wish in self._unanswered.items():
+            if asks[1] == child and wish.request.ticket == ticket:
                 del self._unanswered[asks]
                 self._changed.notify_all()
                 return True
@@ -283,57 +313,74 @@ class Handover:
         self._expired[child].remove(ticket)
         return True
 
-    def _expire(self, asks: tuple[int, int]) -> None:
+    def _expire(self, asks: _Asks) -> None:
         """Waits for an answer no more; the session's lock is held."""
-        request = self._unanswered.pop(asks, None)
-        if request is not None:
+        wish = self._unanswered.pop(asks, None)
+        if wish is not None:
             expired = self._expired.setdefault(asks[1], collections.deque(maxlen=_MOST_EXPIRED))
-            expired.append(request.ticket)
+            expired.append(wish.request.ticket)
             self._changed.notify_all()
 
     def _ask(self, caller: Caller | None, child: int, held: Held, workers: int) -> _Pipe:
-        """Asks `child`; of a caller it is asked one thing at a time.
+        """Asks `child`, when it gives no more than it can; of a caller it is asked one at a time.
 
         An answer takes reading a whole backup, at the site that trains: who hangs up and asks
         again, as after a connection that broke, gets the answer to what was asked before, or waits
         for that. The server above sees to it for those who ask there.
 
         Raises:
-            PeerError: the caller is gone.
+            PeerError: the caller is gone, or `child` is busy for too long.
         """
         is_lost, is_there = self._is_lost(caller), self._is_there(child)
+        asks = (None if caller is None else caller.child, child)
+
+        def adopted() -> Request | None:
+            """The same wish, for whose answer nobody waits any more."""
+            wish = self._unanswered.get(asks)
+            if wish is None or wish.request.ticket in self._pipes:
+                return None
+            request = wish.request
+            return request if (request.held, request.workers) == (held, workers) else None
+
+        def is_free() -> bool:
+            has_answered = asks not in self._unanswered or adopted() is not None
+            return has_answered and self._has_room(asks)
+
         with self._changed:
-            request = Request(uuid.uuid4().hex, held, workers)
-            if caller is not None:
-                asks = (caller.child, child)
-
-                def adopted() -> Request | None:
-                    """The same wish, for whose answer nobody waits any more."""
-                    one = self._unanswered.get(asks)
-                    if one is None or one.ticket in self._pipes:
-                        return None
-                    return one if (one.held, one.workers) == (held, workers) else None
-
-                self._changed.wait_for(
-                    lambda: (
-                        asks not in self._unanswered
-                        or adopted() is not None
-                        or is_lost()
-                        or not is_there()
-                    ),
-                    min(_ANSWER_S, caller.patience_s),
-                )
-                if is_lost():
-                    raise PeerError("The site that asked for a backup is there no more.")
-                if (known := adopted()) is not None:
-                    pipe = self._pipes[known.ticket] = _Pipe(known, child, self._changed)
-                    return pipe
+            patience_s = min(_ANSWER_S, caller.patience_s) if caller is not None else _ANSWER_S
+            wish = self._unanswered.get(asks)
+            late_s = _ANSWER_S if wish is None else wish.since + _ANSWER_S - time.monotonic()
+            self._changed.wait_for(
+                lambda: is_free() or is_lost() or not is_there(), min(patience_s, late_s)
+            )
+            if is_lost():
+                raise PeerError("The site that asked for a backup is there no more.")
+            if not self._has_room(asks):
+                raise PeerError("it gives as many backups as it can at once")
+            request = adopted()
+            if request is None:
+                wish = self._unanswered.get(asks)
+                if wish is not None and time.monotonic() < wish.since + _ANSWER_S:
+                    raise PeerError("it has not answered yet what it was asked before")
                 self._expire(asks)
-                self._unanswered[asks] = request
-            pipe = self._pipes[request.ticket] = _Pipe(request, child, self._changed)
-            self._asked.setdefault(child, collections.deque()).append(request)
+                request = Request(uuid.uuid4().hex, held, workers)
+                if caller is not None:
+                    self._unanswered[asks] = _Wish(request)
+                self._asked.setdefault(child, collections.deque()).append(request)
+            pipe = self._pipes[request.ticket] = _Pipe(request, asks, self._changed)
             self._changed.notify_all()
         return pipe
+
+    def _has_room(self, asks: _Asks) -> bool:
+        """Whether one more may be given so; the session's lock is held."""
+        asker, child = asks
+        waiting = {one for one in self._pipes.values() if not one.is_done}
+        pipes = [one for one in waiting.union(self._given) if one.child == child]
+        if asker is not None:  # a server asks for each of its leaves
+            leaves = max(1, len(self._members.children[asker].leaves))
+            if sum(one.asks == asks for one in pipes) >= leaves:
+                return False
+        return len(pipes) < _MOST_PIPES
 
     def _forget(self, pipe: _Pipe) -> None:
         pipe.close()
@@ -343,6 +390,7 @@ class Handover:
             if asked is not None and pipe.request in asked:
                 asked.remove(pipe.request)  # it was not told, and answers nothing
                 self._note_answer(pipe.child, pipe.request.ticket)
+            self._changed.notify_all()
 
     def _is_there(self, child: int) -> Callable[[], bool]:
         return lambda: self._presence.is_there(child)

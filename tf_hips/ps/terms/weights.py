@@ -168,7 +168,8 @@ class FirstWeights:
 
     def pieces(self) -> Iterator[tuple[int, memoryview]]:
         """Pairs of position and bytes, all of what has come; it does not change any more."""
-        content = memoryview(self._content)
+        # While somebody holds a view of it, an array cannot grow, and a snapshot takes its time.
+        content = memoryview(self._content if self.are_whole else bytes(self._content))
         for position in range(0, len(content), _PIECE_BYTES):
             yield position, content[position : position + _PIECE_BYTES]
 

@@ -67,7 +67,7 @@ class Meter:
 
     # Two clients of one process may have the same server (tests do): a socket belongs to the one
     # that saw it first.
-    _claimed: dict[int, "Meter"] = {}  # noqa: RUF012 - by socket inode, shared by all meters on purpose
+    _claimed: set[int] = set()  # noqa: RUF012 - socket inodes, shared by all meters on purpose
     _lock = threading.Lock()
     _one_connects = threading.Lock()
 
@@ -94,9 +94,8 @@ class Meter:
         with Meter._lock:
             found = _socket_descriptors()
             open_inodes = {inode for inode, _ in found}
-            for inode in [one for one, owner in Meter._claimed.items() if owner is self]:
-                if inode not in open_inodes:
-                    del Meter._claimed[inode]
+            # Also those of others: a meter whose link is closed looks no more.
+            Meter._claimed &= open_inodes
             for inode, number in found:
                 if inode in Meter._claimed:
                     continue
@@ -108,7 +107,7 @@ class Meter:
                 except OSError:
                     is_ours = False
                 if is_ours:
-                    Meter._claimed[inode] = self
+                    Meter._claimed.add(inode)
                     self._live[inode] = copy
                 else:
                     copy.close()
