@@ -243,4 +243,9 @@ class _Formatter(logging.Formatter):
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
+    # Who ends a whole group, as systemd does, and a launcher in it, send this twice. Raised once
+    # more while what was accepted is written, it would end the run that is to be kept. A server
+    # that hangs there takes SIGKILL, which keeps the run as well.
+    for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(one, signal.SIG_IGN)
     sys.exit(0)
