@@ -71,7 +71,7 @@ class ManualClock:
 
 
 class Run:
-    """One session of three children, and what they call; nothing here waits."""
+    """One session of some children, and what they call; nothing here waits."""
 
     def __init__(
         self,
@@ -85,14 +85,17 @@ class Run:
         lost_after_s: float = 60.0,
         clock: ManualClock | None = None,
         site: str | None = None,
+        sites: Sequence[str] | None = None,
     ) -> None:
+        self.sites = SITES if sites is None else tuple(sites)
+        self.workers = WORKERS if sites is None else (1,) * len(sites)
         self.up, self.down, self.rule = up, down, rule
         self.clock = clock if clock is not None else ManualClock()
         self.events: list[tuple[str, dict[str, Any]]] = []
-        self.processes = {child: f"p{child}" for child in range(len(SITES))}
+        self.processes = {child: f"p{child}" for child in range(len(self.sites))}
         self.base = base
         terms = Terms(
-            SITES,
+            self.sites,
             None,
             None,
             1 << 30,
@@ -115,7 +118,7 @@ class Run:
         self.is_restored = restored is not None
         self.session = restored or self.keeper.begin()
         if self.session._closing is not None:
-            self.session._closing._tell = self._tell
+            self.session._closing._tell = self.session._closing._below._tell = self._tell
 
     def _tell(self, event: str, **fields: Any) -> None:
         self.events.append((event, fields))
@@ -153,18 +156,19 @@ class Run:
 
     def begin(self) -> "Run":
         """All children join and agree on the model."""
-        threads = [threading.Thread(target=self.join, args=(child,)) for child in range(len(SITES))]
+        children = range(len(self.sites))
+        threads = [threading.Thread(target=self.join, args=(child,)) for child in children]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(PATIENCE_S)
-        for child in range(len(SITES)):
+        for child in children:
             self.session.agree_model(self.caller(child), SHAPES)
         return self
 
     def join(self, child: int) -> dict[str, Any]:
         return self.session.join(
-            self.caller(child), WORKERS[child], self.up, self.down, 7, self.rule
+            self.caller(child), self.workers[child], self.up, self.down, 7, self.rule
         )
 
     def deliver(

@@ -21,8 +21,9 @@ from tf_hips.ops import native
 from tf_hips.ps import rules
 from tf_hips.ps.disk import durable
 from tf_hips.ps.disk.durable import Keeper
+from tf_hips.ps.robust.asked import ASK_S
 from tf_hips.ps.robust.ballots import digest_of
-from tf_hips.ps.robust.voted import ASK_S, VotingStore
+from tf_hips.ps.robust.voted import VotingStore
 from tf_hips.ps.session.members import Caller, Terms
 from tf_hips.ps.terms.quorum import Quorum
 from tf_hips.ps.terms.recorder import Kind

@@ -14,10 +14,11 @@ from tests.ps.quorums import PATIENCE_S
 from tests.ps.test_votes_durable import SECRET, Served, packets_of
 from tests.support.eventually import eventually
 from tf_hips.errors import ProtocolError
+from tf_hips.ps.robust.asked import ASK_S, ASK_TIMES, MOST_TIMES
 from tf_hips.ps.robust.ballots import digest_of
 from tf_hips.ps.robust.election import Electing
 from tf_hips.ps.robust.rejections import Rejections
-from tf_hips.ps.robust.voted import ASK_S, MOST_TIMES, VotingStore
+from tf_hips.ps.robust.voted import VotingStore
 from tf_hips.ps.terms.past import Past
 from tf_hips.ps.terms.quorum import RETURN_S
 from tf_hips.robust import detox
@@ -56,6 +57,49 @@ def test_who_has_hung_up_before_it_is_asked_is_passed_over(tmp_path: Path) -> No
         assert store.asks(0, firsts[0]) and store.asks(0, second)
         deliver(store, 0, second)
         one.result(0)
+
+
+@pytest.mark.parametrize("trickles", [False, True])
+def test_who_agrees_and_never_sends_is_counted_and_keeps_one_round_waiting(
+    tmp_path: Path, trickles: bool
+) -> None:
+    liar = 0  # first of its group, so that it would be asked first in each round
+    received = itertools.count()
+    told: list[tuple[str, dict[str, Any]]] = []
+    with Served(tmp_path) as one:
+        one.session.state.electing.tell = lambda event, **fields: told.append((event, fields))
+        num_waits = 0
+        for number in range(6):
+            store = all_vote(one, number)
+            [seats] = [one for one in detox.groups(7, 3, SECRET, number) if liar in one]
+            if len(seats) == 1:
+                deliver(store, number, liar)  # there is no other to ask
+            for child in [child for child in range(1, 7) if store.asks(number, child)]:
+                store.told(number, child, int)
+                deliver(store, number, child)
+            if store.asks(number, liar):
+                store.told(number, liar, received.__next__ if trickles else int)
+                one.clock.advance(ASK_S * (ASK_TIMES if trickles else 1))
+                num_waits += 1
+                deliver(store, number, seats[1])
+            assert store._is_decided(number)
+            one.result(number)
+        assert num_waits == 1
+        counts = [child["passed_over"] for child in one.session.describe()["children"]]
+        assert counts == [1, 0, 0, 0, 0, 0, 0]
+    assert [(event, fields["sites"]) for event, fields in told] == [("passed_over", ["a"])]
+
+
+def test_who_was_passed_over_and_is_first_all_the_same_is_not_counted(tmp_path: Path) -> None:
+    with Served(tmp_path) as one:
+        store = all_vote(one, 0)
+        asked = [child for child in range(7) if store.asks(0, child)]
+        for child in asked:
+            store.told(0, child, int)
+            store.passes_over(0, child, is_lost=False)  # its call broke off
+            deliver(store, 0, child)
+        one.result(0)
+        assert not any(count.passed_over for count in store.counts)
 
 
 def test_a_restored_server_does_not_wait_for_who_was_asked_and_is_gone(tmp_path: Path) -> None:

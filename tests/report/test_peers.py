@@ -28,6 +28,7 @@ def marked():
         of_server(26, "row_refused", child=0, child_site="west", round=3, reason="norm 9e9"),
         of_server(26, "norm_absurd", child=0, child_site="west", round=3, reason="norm 9e9"),
         of_server(26, "proven", sites=["west", "east"], round=4),
+        of_server(26, "passed_over", sites=["east"], round=5),
         # Every worker tells of the refusal of a loop; it is one.
         *(
             event(27, "update_refused", site, number=12, who="party `east`")
@@ -54,6 +55,7 @@ def test_lines_by_hand():
         ("west", "absurd norm"): 1,
         ("west", "proven to lie"): 1,
         ("east", "proven to lie"): 1,
+        ("east", "asked in vain"): 1,
         ("party `east`", "update refused"): 2,
         ("calls from 10.0.0.7", "call refused"): 2,
         ("10.0.0.7", "turned away"): 1,
@@ -142,7 +144,7 @@ def test_both_figures_have_room_for_all_their_words(found):
         rows = sorted((box.y0, box.y1) for box in (one.get_window_extent() for one in labels))
         assert all(low[1] <= high[0] + 1 for low, high in itertools.pairwise(rows)), name
     counts = [one.get_text() for one in drawn["peers"].axes[0].texts]
-    assert counts == ["21", "20", "3", "2", "2", "1", "1", "1"]
+    assert counts == ["21", "20", "3", "2", "2", "2", "1", "1"]
     ticks = sum(len(line.get_xdata()) for line in drawn["peers-rounds"].axes[0].get_lines())
     with_round = [mark for run in found for mark in run.marks if mark.round is not None]
     assert ticks == len(with_round)

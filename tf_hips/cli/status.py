@@ -12,7 +12,7 @@ from tf_hips.config import SERVER_ROLES
 from tf_hips.log import printable
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-# On a narrow terminal, in this order; who is late, absent, refused or outvoted stays.
+# On a narrow terminal, in this order; who is late, absent, refused, outvoted or passed over stays.
 _LEFT_OUT = ("workers", "retries", "chunks", "sent", "received", "last call", "lag")
 
 
@@ -142,7 +142,7 @@ def _show(all_told: list[dict[str, Any]]) -> None:
         for name in ("rule", "robust")
     )
     more = [*(("late", "absent") if has_quorum else ()), *["refused_rows"] * has_refused]
-    more += ["outvoted", "proven"] * votes
+    more += ["outvoted", "proven", "passed_over"] * votes
     rows: list[tuple[str, ...]] = []
     is_first = True
     for told in all_told:
@@ -172,7 +172,7 @@ def _show(all_told: list[dict[str, Any]]) -> None:
             )
             rows.append(row)
     texts = [tables.Column(name) for name in (*["shard"] * is_sharded, "site", "state")]
-    counts = tables.numbers(*columns, *(one.partition("_")[0] for one in more))
+    counts = tables.numbers(*columns, *(_header(name) for name in more))
     tables.show([*texts, *counts], rows, leave_out=_LEFT_OUT, hint="--json prints all")
 
 
@@ -215,6 +215,10 @@ def _show_server(console: Any, told: dict[str, Any]) -> None:
     if told["tensors"]:
         way = "down" if above is None else "up"
         console.print(f"its way {way} has missed {told['residual_rms']:.3g} (rms) so far")
+
+
+def _header(name: str) -> str:
+    return name.removesuffix("_rows").replace("_", " ")
 
 
 def _bytes(number: float) -> str:

@@ -36,6 +36,9 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "norm_absurd": Kind("absurd norm", "a rule of coordinates, which bears it in each of them"),
         "outvoted": Kind("outvoted", "the majority of its group"),
         "proven": Kind("proven to lie", "its own digest, which is not that of what it sent"),
+        "passed_over": Kind(
+            "asked in vain", "its server: it did not send in time what its group had agreed on"
+        ),
         # Why a group has no row (no majority, nobody sent what was agreed on) is the reason.
         "dropped": Kind("group dropped", "the vote of its group"),
         "absent": Kind("absent", "the others of its round, which closed without it"),

@@ -3,6 +3,7 @@
 
     voted            rounds whose children sit in groups and vote
     ballots          who has said what in a round, and whose packets were true
+    asked            who was asked for packets, when it is looked at again, who was passed over
     tally            what becomes of votes: one row of each group, and who is named
     election         what a run keeps of votes, beside its rounds
     replicas         whether children that vote on equal bytes can compute them

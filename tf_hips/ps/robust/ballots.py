@@ -149,16 +149,22 @@ class Ballots:
             return  # they may say it, too
         group.drop("no majority" if not agreed else "all who agreed have sent something else")
 
-    def next_to_ask(self, group: Group) -> int | None:
-        """Who of a group is asked next; None: it is settled, open, or all were asked."""
+    def next_to_ask(self, group: Group, passed_over: Mapping[int, int]) -> int | None:
+        """Who of a group is asked next; None: it is settled, open, or all were asked.
+
+        Args:
+            group: which.
+            passed_over: the last round in which a child was asked in vain, by child; who was not,
+                or longer ago, is asked before others.
+        """
         if group.is_settled:
             return None
-        left = (
+        left = [
             child
             for child in self.agreed(group)
             if child not in self.proven and child not in group.asked
-        )
-        return next(left, None)
+        ]
+        return min(left, key=lambda child: passed_over.get(child, -1), default=None)
 
     def deliver(self, child: int, digest: bytes) -> bool:
         """All packets of a child have come; whether its group has its packets now.

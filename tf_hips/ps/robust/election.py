@@ -7,6 +7,7 @@ server.
 """
 
 import contextlib
+import dataclasses
 import secrets
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -158,7 +159,7 @@ class Electing:
     def counts(self, child: int) -> dict[str, int]:
         """What was seen of a child since the server began, by name."""
         found = self._store.counts[child] if self._store is not None else Counts()
-        return {"outvoted": found.outvoted, "proven": found.proven}
+        return dataclasses.asdict(found)
 
     def entries(self) -> Iterator[Entry]:
         """What a snapshot keeps of it beside the rounds."""

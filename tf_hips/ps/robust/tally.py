@@ -18,6 +18,7 @@ class Counts:
 
     outvoted: int = 0
     proven: int = 0
+    passed_over: int = 0
 
 
 class Winners:
@@ -46,7 +47,7 @@ class Winners:
 
 
 class Tally:
-    """Who was outvoted, was absent or has lied, and which groups are dropped."""
+    """Who was outvoted, was absent, has lied or was asked in vain, and which groups are dropped."""
 
     def __init__(self, sites: Sequence[str], tell: Tell) -> None:
         """Nobody has voted.
@@ -59,18 +60,27 @@ class Tally:
         self._sites = tuple(sites)
         self._tell = tell
 
-    def note(self, number: int, ballots: Ballots) -> None:
-        """Counts and tells how round `number` was decided."""
+    def note(self, number: int, ballots: Ballots, passed_over: Sequence[int]) -> None:
+        """Counts and tells how a round was decided.
+
+        Args:
+            number: the round.
+            ballots: what was said in it.
+            passed_over: who was asked for its packets, and had not sent them when others had.
+        """
         votes = [ballots.vote(group) for group in ballots.groups]
         seen: dict[str, list[int]] = {
             "outvoted": sorted(child for vote in votes for child in vote.outvoted),
             "absent": sorted(child for vote in votes for child in vote.absent),
             "proven": sorted(child for vote in votes for child in vote.proven),
+            "passed_over": sorted(passed_over),
         }
         for child in seen["outvoted"]:
             self.counts[child].outvoted += 1
         for child in seen["proven"]:
             self.counts[child].proven += 1
+        for child in passed_over:
+            self.counts[child].passed_over += 1
         for event, children in seen.items():
             if children:
                 self._tell(event, round=number, sites=self._names(children))

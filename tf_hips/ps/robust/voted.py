@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from tf_hips.errors import NonFiniteError, PacketError
+from tf_hips.ps.robust.asked import ASK_S, ASK_TIMES, MOST_TIMES, Asked
 from tf_hips.ps.robust.ballots import REFUSED, Ballots, Group, digest_of
 from tf_hips.ps.robust.tally import Tally, Tell, Winners
 from tf_hips.ps.rounds.combining import Floats
@@ -40,13 +41,6 @@ from tf_hips.ps.terms.quorum import RETURN_S, Clock
 from tf_hips.ps.terms.recorder import Kind
 from tf_hips.ps.transport.wire import Buffer
 from tf_hips.robust import detox
-
-# Seconds in which nothing comes of who was asked, before the next is asked, too.
-ASK_S = 5.0
-# How many times as long somebody may be sending, alone.
-ASK_TIMES = 12
-# And as long as it is waited for where rounds go on without some: a byte now and then is no row.
-MOST_TIMES = 120
 
 
 class VotingStore(Store):
@@ -93,11 +87,10 @@ class VotingStore(Store):
         self._gives_up = gives_up
         self._ballots: dict[int, Ballots] = {}
         self._newest: dict[int, int] = {}  # position of the newest record, by round
-        self._silent: set[Key] = set()  # children and rounds, of those who were asked
-        self._refusing: set[Key] = set()  # the same, of those who have refused their own update
+        self._asked = Asked(clock)
+        self._refusing: set[Key] = set()  # children that have refused their own update, and rounds
         self._due: list[tuple[int, Group]] = []  # rounds and groups that are to be compared
         self._is_comparing = False
-        self._timers: dict[Key, Callable[[], None]] = {}  # what stops them, of the same
 
     @property
     def is_by_digest(self) -> bool:
@@ -188,8 +181,8 @@ class VotingStore(Store):
 
         with self.changed:
             if self._takes(number, child):
-                self._silent.discard((child, number))
-                self._look_later(number, child, look)
+                self._asked.hears((child, number))
+                self._asked.look_later((child, number), look)
 
     def passes_over(self, number: int, child: int, *, is_lost: bool = True) -> None:
         """Asks the next of a group, as `child` does not send what it was asked for.
@@ -204,11 +197,10 @@ class VotingStore(Store):
                 return
             ballots = self._of(number)
             group = ballots.group_of(child)
-            if is_lost:
-                self._silent.add((child, number))
+            self._asked.pass_over((child, number), is_lost=is_lost)
             self._ask(number, ballots, group)
             asked_in_vain = all(
-                one in ballots.proven or (one, number) in self._silent for one in group.asked
+                one in ballots.proven or self._asked.is_silent((one, number)) for one in group.asked
             )
             if self._gives_up and asked_in_vain:
                 group.drop("none of those who agreed has sent its packets")
@@ -328,8 +320,8 @@ class VotingStore(Store):
             for kept in (self._ballots, self._newest):
                 for number in [one for one in kept if one < first]:
                     del kept[number]
-            for keys in (self._silent, self._refusing):
-                keys.difference_update({key for key in keys if key[1] < first})
+            self._asked.forget_before(first)
+            self._refusing -= {key for key in self._refusing if key[1] < first}
 
     def _add(self, number: int, child: int, packets: Sequence[tuple[int, Buffer | Packet]]) -> int:
         num_new = 0
@@ -421,7 +413,7 @@ class VotingStore(Store):
                 group.is_compared = True
                 self._due.append((number, group))
             waits = any(
-                child not in ballots.proven and (child, number) not in self._silent
+                child not in ballots.proven and not self._asked.is_silent((child, number))
                 for child in group.asked
             )
             if self.is_by_digest and not waits:
@@ -478,7 +470,7 @@ class VotingStore(Store):
         return detox.vote_tolerant(rows, children, self.votes.epsilon).agreed if rows else ()
 
     def _ask(self, number: int, ballots: Ballots, group: Group) -> None:
-        child = ballots.next_to_ask(group)
+        child = ballots.next_to_ask(group, self._asked.last)
         if child is not None:
             group.asked.append(child)
             if not self.is_restoring:
@@ -488,25 +480,16 @@ class VotingStore(Store):
     def _expect(self, number: int, child: int, seconds: float) -> None:
         """Passes over a child that has no call over which it hears that it is asked."""
         if self._takes(number, child):
-            self._look_later(number, child, lambda: self.passes_over(number, child), seconds)
-
-    def _look_later(
-        self, number: int, child: int, look: Callable[[], None], seconds: float = ASK_S
-    ) -> None:
-        """Calls `look`, and not what was to be called for this child before."""
-        key = child, number
-        if key in self._timers:
-            self._timers.pop(key)()
-        self._timers[key] = self._clock.after(seconds, look)
-
-    def _stop_timers(self, number: int) -> None:
-        for key in [key for key in self._timers if key[1] == number]:
-            self._timers.pop(key)()
+            self._asked.look_later(
+                (child, number), lambda: self.passes_over(number, child), seconds
+            )
 
     def _decide(self, number: int, ballots: Ballots) -> list[Job]:
         """All groups are settled: who is in the round, with the lock held."""
         current = self._get(number)
-        self._stop_timers(number)
+        num_chunks = len(self.chunks)
+        owing = [one for one, held in enumerate(current.delivered) if len(held) < num_chunks]
+        passed_over = self._asked.end(number, owing)
         winners = ballots.winners()
         dropped = [k for k, group in enumerate(ballots.groups) if group.is_dropped]
         self._record(number, Kind.TALLIED, winners=list(winners.items()), dropped=dropped)
@@ -514,7 +497,7 @@ class VotingStore(Store):
         position = self._newest.get(number, 0)
         current.positions = [position] * len(current.positions)
         if not self.is_restoring:
-            self._tally.note(number, ballots)
+            self._tally.note(number, ballots, passed_over)
         if not winners:
             why = "; ".join(sorted({group.why for group in ballots.groups}))
             current.refusals.append(

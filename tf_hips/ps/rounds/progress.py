@@ -7,8 +7,9 @@ Invariant: a result, or a refusal, is told when the packets that it was made of 
 """
 
 import threading
+from collections.abc import Collection
 
-from tf_hips.errors import NonFiniteError, ProtocolError
+from tf_hips.errors import NonFiniteError, ProtocolError, ToleranceError
 from tf_hips.ps.rounds.partial import Partial
 from tf_hips.ps.rounds.round import Round
 from tf_hips.ps.rules import UpdateRule
@@ -68,6 +69,33 @@ class Telling:
         with self.changed:
             delivered = self._get(number).delivered
             return [one for one, held in enumerate(delivered) if len(held) == len(self.chunks)]
+
+    def without_row(self, number: int, children: Collection[int], of: int) -> list[int]:
+        """Those of `children` that say they have no row, where a robust rule lacks it.
+
+        Args:
+            number: the round.
+            children: whose updates are complete.
+            of: how many they are at least where a round is closed.
+
+        Returns:
+            Nobody, where the rule makes something of the others' rows, or there are none.
+        """
+        with self.changed:
+            weights = self._get(number).weights
+            said = {child: weights.get(child, 1.0) for child in children}
+        robust = self._rule.robust
+        if robust is None or self._rule.votes is not None:  # whose votes have no weights
+            return []
+        missing = sum(map(is_refused, said.values()))
+        absent = [child for child, one in said.items() if one == 0 and not is_refused(one)]
+        if not 0 < len(said) - len(absent) < of:
+            return []
+        try:
+            robust.check(len(said) - len(absent) - missing, missing, of)
+        except ToleranceError:
+            return absent
+        return []
 
     def is_closed(self, number: int) -> bool:
         """Whether it is decided who counts in round `number`."""

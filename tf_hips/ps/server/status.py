@@ -145,6 +145,7 @@ class _Collector:
             ("refused_rows", "Counter", "Updates of a child that a robust rule has refused."),
             ("outvoted", "Counter", "Rounds in which a child's group has said something else."),
             ("proven", "Counter", "Rounds in which a child has sent other packets than it said."),
+            ("passed_over", "Counter", "Rounds in which a child was asked for packets in vain."),
         ):
             family = getattr(self._core, f"{kind}MetricFamily")(
                 f"tf_hips_child_{name}", text, labels=[*run, "site"]

@@ -10,6 +10,7 @@
     round_call    a child delivers its packets, and waits for what all have made
     gather_call   a child delivers its payload, and waits for those of all
     closing       when rounds and gathers are closed without some children
+    below         whether fewer children are there than a quorum, and for how long
     waiting       calls that wait for other children, and the end of the run
     departing     how children leave or are lost, and whether the others go on
     comeback      another process of a site takes over from one that was killed

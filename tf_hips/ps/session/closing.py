@@ -4,12 +4,16 @@
     all that are there have come                     closed at once
     the quorum has come, and the deadline is over    closed without the others
     the quorum has not come                          open
+    too few of the quorum have a row                 open, while others may bring theirs
+
+The last line is of robust rules. Who stands for nothing has no row, so that one that says so, and
+lies, would otherwise leave the rule too few in a round that closes with its quorum.
 
 Waiting for all remains: joining, the model, the first weights, the first round, and gathers before
 the end of that. So every child has begun when the first one may be left out.
 
 A child that is lost, or has left with an error, is no longer waited for; it may come back. Fewer
-than the quorum may be there for a time (`Quorum.below_s`); then the run ends.
+than the quorum may be there for a time (`below`); then the run ends.
 
 What is decided here is told to the store and to the recorder. When it is decided depends on
 clocks, so a server that is restored does not decide again what was recorded. What adaptive
@@ -22,6 +26,7 @@ from typing import Any
 
 from tf_hips import log
 from tf_hips.ps.rounds.store import Job, Store
+from tf_hips.ps.session.below import Below, Tell
 from tf_hips.ps.session.members import Members
 from tf_hips.ps.session.state import State
 from tf_hips.ps.terms.quorum import DROP, NEXT, RETURN_S, Arrivals, Clock, Quorum
@@ -29,11 +34,6 @@ from tf_hips.ps.terms.recorder import Entry, Kind
 
 # Closed rounds of which it is remembered when that was, to say how late an update is.
 _REMEMBERED = 1024
-
-# What the reason of a run begins with that has ended below its quorum.
-_BELOW = "Below quorum"
-
-Tell = Callable[..., None]
 
 
 @dataclasses.dataclass
@@ -93,7 +93,6 @@ class Closing:
             tell: writes an event: its name, and fields.
         """
         self.quorum = quorum
-        self.is_below = False  # the run has ended for want of children
         self._state = state
         self._members: Members = state.members
         self._changed = state.changed
@@ -110,8 +109,12 @@ class Closing:
         self._reached: dict[int, int] = {}
         self._num_late = [0] * len(self._members.terms.parties)
         self._num_absent = [0] * len(self._members.terms.parties)
-        self._why_lost: dict[int, str] = {}
-        self._stop_below: Callable[[], None] | None = None
+        self._below = Below(quorum, self._members, self._changed, clock, end, is_over, tell)
+
+    @property
+    def is_below(self) -> bool:
+        """Whether the run has ended for want of children."""
+        return self._below.has_ended
 
     @property
     def has_begun(self) -> bool:
@@ -146,7 +149,7 @@ class Closing:
         with self._changed:
             self._look_at_gather()
             jobs = self._look_at_round()
-            self._watch_quorum()
+            self._below.look()
         store = self._store
         if jobs and store is not None:
             store.merge(jobs)
@@ -162,7 +165,7 @@ class Closing:
     def resume(self) -> None:
         """The session is restored, with the lock held; nothing is decided before a call comes."""
         self._more_s = RETURN_S if self._is_adaptive else 0.0
-        self._watch_quorum()
+        self._below.look()
 
     def capture(self) -> list[Entry]:
         """What `restore` takes, for a snapshot; nothing of it is recorded again."""
@@ -179,9 +182,7 @@ class Closing:
         for one in (self._round, self._gather):
             if one is not None:
                 one.stop()
-        if self._stop_below is not None:
-            self._stop_below()
-            self._stop_below = None
+        self._below.stop()
 
     def lose(self, child: int, reason: str) -> bool:
         """Lets others go on without `child`; whether they can."""
@@ -189,7 +190,7 @@ class Closing:
         if not self.has_begun or one is None or one.has_left:
             return False
         if not one.is_lost:
-            self._why_lost[child] = reason
+            self._below.why_lost[child] = reason
             self._state.note_lost(child, is_lost=True)
             self._tell("lost", child=child, child_site=self._site(child), reason=reason)
             log.warning("Others go on without site %s. %s", self._site(child), reason)
@@ -198,16 +199,16 @@ class Closing:
 
     def ended_elsewhere(self, reason: str) -> None:
         """The run has ended at another server of it."""
-        self.is_below = reason.startswith(_BELOW)
+        self._below.ended_elsewhere(reason)
         self._end(reason)
 
     def find(self, child: int) -> None:
         """A child that was lost is there again."""
-        self._why_lost.pop(child, None)
+        self._below.why_lost.pop(child, None)
         self._state.note_lost(child, is_lost=False)
         self._tell("found", child=child, child_site=self._site(child))
         log.info("Site %s is there again", self._site(child))
-        self._watch_quorum()
+        self._below.look()
 
     def answered(self, child: int, number: int) -> None:
         """A child gets results of a round; says so where its update came too late for it."""
@@ -265,13 +266,22 @@ class Closing:
     def _sites(self, children: Iterable[int]) -> list[str]:
         return [self._site(child) for child in sorted(children)]
 
-    def _is_due(self, one: _Open, came: Collection[int]) -> bool:
-        """Whether those that have come are enough now; else a timer looks again, if that helps."""
+    def _is_due(self, one: _Open, came: Collection[int], *, is_short: bool = False) -> bool:
+        """Whether those that have come are enough now; else a timer looks again, if that helps.
+
+        Args:
+            one: what is open.
+            came: who has come.
+            is_short: whether too few of these have a row.
+        """
         if not self.has_begun:
             return len(came) == len(self._members.terms.parties)
         if len(came) < self.quorum.least:
             return False
-        if self._members.living <= set(came):
+        missing = self._members.living - set(came)
+        if is_short and (missing or self._members.lost):  # who is lost may come back
+            return False
+        if not missing:
             return True
         deadline_s = self.deadline_s
         if deadline_s is None:
@@ -305,7 +315,11 @@ class Closing:
         came = store.whole(number)
         self._note(one, came)
         is_first = number == store.first_round
-        if not self._is_due(one, came):
+        without_row = store.without_row(number, came, self.quorum.least)
+        is_due = self._is_due(one, came, is_short=bool(without_row))
+        waits_for_lost = not is_due and self._members.living <= set(came)
+        self._below.without_row = without_row if waits_for_lost else []
+        if not is_due:
             return []
         one.stop()
         self._more_s = 0.0
@@ -363,38 +377,3 @@ class Closing:
             if child not in one.came:
                 one.came[child] = self._clock.now() - one.opened
                 self._arrivals.note(one.came[child])
-
-    def _watch_quorum(self) -> None:
-        """Ends the run when too few have been there for too long."""
-        num_there = len(self._members.children) - len(self._members.lost)
-        is_enough = num_there >= self.quorum.least or not self._members.is_started
-        if is_enough or self._is_over():
-            if self._stop_below is not None:
-                self._stop_below()
-                self._stop_below = None
-        elif self._stop_below is None:
-            self._tell("below_quorum", sites=self._sites(self._members.living))
-            log.warning(
-                "Below quorum: %d of %d sites are there, %d are needed. The run ends in %g s",
-                num_there,
-                len(self._members.terms.parties),
-                self.quorum.least,
-                self.quorum.below_s,
-            )
-            self._stop_below = self._clock.after(self.quorum.below_s, self._give_up)
-
-    def _give_up(self) -> None:
-        with self._changed:
-            lost = self._members.lost
-            num_there = len(self._members.children) - len(lost)
-            if num_there >= self.quorum.least or self._is_over():
-                return
-            self.is_below = True
-            why = " ".join(
-                self._why_lost.get(child, f"Site `{self._site(child)}` was lost.") for child in lost
-            )
-            self._end(
-                f"{_BELOW} for {self.quorum.below_s:g} s: {num_there} of "
-                f"{len(self._members.terms.parties)} sites are there, {self.quorum.least} are "
-                f"needed. {why}"
-            )

@@ -32,10 +32,11 @@ def describe(
         `state` (`absent`, `joining`, `there`, `away`, `lost`, `left`), `workers`, `round`, `chunks`
         (of that round, of `chunks` in all), `lag`, the rounds that it is behind, `late`, updates
         that came after their round was closed, `absent`, rounds that were closed without it, and
-        `refused_rows`, its updates that a robust rule has refused, `outvoted` and `proven`, rounds
-        in which its group has said something else, or in which it has sent something else than it
-        said; all since the server began. `quorum` is None, or how many children make a round, and
-        `deadline_s` when that is enough, if it is known.
+        `refused_rows`, its updates that a robust rule has refused, `outvoted`, `proven`
+        and `passed_over`, rounds in which its group has said something else, in which it has sent
+        something else than it said, or in which it was asked for its packets and did not send them
+        in time; all since the server began. `quorum` is None, or how many children make a round,
+        and `deadline_s` when that is enough, if it is known.
     """
     with state.changed:
         store, known = state.store, state.members.children

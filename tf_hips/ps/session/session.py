@@ -35,7 +35,8 @@ from typing import Any
 from tf_hips.errors import PeerError, ProtocolError, TfHipsError
 from tf_hips.ps.rounds.asynchronous import AsynchronousStore
 from tf_hips.ps.rounds.store import Store
-from tf_hips.ps.session.closing import Closing, Tell
+from tf_hips.ps.session.below import Tell
+from tf_hips.ps.session.closing import Closing
 from tf_hips.ps.session.comeback import Comeback
 from tf_hips.ps.session.departing import Departing
 from tf_hips.ps.session.description import describe
