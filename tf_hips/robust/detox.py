@@ -121,14 +121,14 @@ class Detox:
         buckets: how many means of votes `then` gets at most: v votes are shuffled into means of
             ceil(v / buckets); 0: the votes themselves.
         fixed: whether groups are neighbours, and stay.
-        epsilon: of a tolerant vote, relative to the norm.
+        epsilon: of a tolerant vote, relative to the norm, in [1e-7, 0.5].
         q: how many of all workers may lie: f="auto" in `then` is how many groups they spoil at
             worst (`spoilt_groups`). None: as many as `then` bears.
         full: whether r must divide the workers; else the rest is a smaller group, in which fewer
             liars are more than half.
 
     Raises:
-        TypeError: `r`, `buckets` or `q` is no integer, or `then` no rule.
+        TypeError: `r`, `buckets` or `q` is no integer, `epsilon` no number, or `then` no rule.
         ValueError: a number is out of range, there is no such vote, or `then` takes no f from `q`.
     """
 
@@ -155,8 +155,8 @@ class Detox:
             raise ValueError(f"`vote` must be one of {', '.join(VOTES)}. Received: {self.vote!r}")
         if self.buckets < 0:
             raise ValueError(f"`buckets` must be 0 or more. Received: buckets={self.buckets}")
-        if not 0 < self.epsilon < 1:
-            raise ValueError(f"`epsilon` must be in (0, 1). Received: epsilon={self.epsilon!r}")
+        # As the text holds it, which a server reads.
+        object.__setattr__(self, "epsilon", EPSILON.checked(self.epsilon))
         if self.q is not None and self.q < 0:
             raise ValueError(f"`q` must be 0 or more. Received: q={self.q}")
         if self.q is not None and not self.then.is_auto:
