@@ -83,10 +83,11 @@ HUGE = 10**400
 )
 def test_words_that_a_loop_does_not_have_are_refused_by_name(loop, change, told):
     from tf_hips.errors import ProtocolError
-    from tf_hips.loops.meeting import Told, read_all
+    from tf_hips.loops.hearing import read_all
+    from tf_hips.loops.meeting import Told
 
     fields, vocabulary = _words(loop)
-    assert read_all([[4, fields]] * 2, "ab", vocabulary, 2) == [Told.read(fields)] * 2
+    assert read_all([[4, fields]] * 2, "ab", vocabulary, 2, None, 4) == [Told.read(fields)] * 2
     said = dict(fields)
     if isinstance(change, str):
         said["words"] = {name: one for name, one in fields["words"].items() if name != change}
@@ -95,23 +96,24 @@ def test_words_that_a_loop_does_not_have_are_refused_by_name(loop, change, told)
     else:
         said |= change
     with pytest.raises(ProtocolError, match=f"(?s)What party `east` says .*{told}"):
-        read_all([[4, fields], [4, said]], ["party `west`", "party `east`"], vocabulary, 2)
+        read_all([[4, fields], [4, said]], ["party `west`", "party `east`"], vocabulary, 2, None, 4)
 
 
 @pytest.mark.parametrize("told", [3, [4], [4, None], ["4", {}], {"4": {}}, [HUGE, 7]])
 def test_what_is_no_round_and_its_words_is_refused_by_name(told):
     from tf_hips.errors import ProtocolError
-    from tf_hips.loops.meeting import read_all, read_ends
+    from tf_hips.loops.between import read_ends
+    from tf_hips.loops.hearing import read_all
 
     fields, vocabulary = _words("fedavg")
     names = ["party `west`", "party `east`"]
     with pytest.raises(ProtocolError, match="What party `east` says in a meeting must"):
-        read_all([[4, fields], told], names, vocabulary, 2)
+        read_all([[4, fields], told], names, vocabulary, 2, None, 4)
     with pytest.raises(ProtocolError, match="What party `east` says between two `fit`s must"):
-        read_ends([[True, [1]], told], names)
-    assert read_ends([[True, [1]], None], names) == [(True, [1])]
+        read_ends([[True, [1]], told], names, None)
+    assert read_ends([[True, [1]], None], names, None) == [(True, [1]), None]
     with pytest.raises(ProtocolError, match=r"in the same round.*\[4, 5\]"):
-        read_all([[4, fields], [5, fields]], names, vocabulary, 2)
+        read_all([[4, fields], [5, fields]], names, vocabulary, 2, None, 4)
 
 
 @pytest.mark.parametrize(

@@ -259,6 +259,10 @@ def test_wrong_settings_of_detox_are_refused() -> None:
         ({"vote": "loud"}, "digest, exact, tolerant"),
         ({"buckets": -1}, "`buckets`"),
         ({"epsilon": 0.0}, "`epsilon`"),
+        (
+            {"vote": "tolerant", "epsilon": 0.7},
+            r"`epsilon` must be in .*, 0.5\]. Received: epsilon=",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             Detox(**{"r": 3, "then": robust.mean(), **wrong})
@@ -276,6 +280,8 @@ def test_wrong_settings_of_detox_are_refused() -> None:
         with pytest.raises(TypeError, match=rf"`{name}` must be an integer. Received: {name}="):
             Detox(**{"r": 3, "then": robust.median(), name: odd})
     assert Detox(np.int64(3), robust.median()).r == 3
+    with pytest.raises(TypeError, match=r"`epsilon` must be a number. Received: epsilon='1'"):
+        Detox(3, robust.median(), vote="tolerant", epsilon="1")  # type: ignore[arg-type]
 
 
 def test_residuals_and_groups_that_change_exclude_each_other() -> None:

@@ -3,6 +3,7 @@
 
 import argparse
 import itertools
+import re
 
 import pytest
 
@@ -166,11 +167,23 @@ def test_equal_words_of_a_server_and_of_its_workers_are_equal_rules(approach, se
         [None, *modes], [[], *sizes], [[], *fails], [[], *buckets]
     ):
         size, fail, bucket = more
-        if mode is None or not robust.parse(mode).is_auto:
+        is_code = approach == "maj_vote" and not size  # of 5, which bear 2
+        if not is_code and (mode is None or not robust.parse(mode).is_auto):
             fail = []  # a server knows no liars but by f
         words = ["--approach", approach, *([] if mode is None else ["-m", mode])]
         words += [*size, *fail, *bucket]
         assert server_rule(settings(*words).robust) == of_a_server(words), words
+
+
+def test_a_study_may_have_more_liars_than_its_rule_bears(settings):
+    for words, text in (
+        (["--approach", "maj_vote", "--group-size", "3"], "detox(r=3, .*) >> mean"),
+        (["-m", "maj_vote"], "detox(r=5, .*) >> mean"),
+        (["--approach", "detox"], "detox(r=5, .*) >> mean"),
+    ):
+        told = settings(*words, "--worker-fail", "4").robust
+        assert told.adversary(0).q == 4
+        assert re.fullmatch(text.replace("(", r"\(").replace(")", r"\)"), server_rule(told))
 
 
 @pytest.mark.parametrize("simulated", [[], ["--simulated-workers", "27"]])

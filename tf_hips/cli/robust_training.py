@@ -116,9 +116,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         *("--worker-fail", "--q"),
         type=arguments.index,
         metavar="Q",
-        help="how many lie, drawn by the seed, and how many the rule of --approach or --mode bears "
-        "(default: nobody lies, and it bears as many as it can); 0: nobody, whatever --err-mode "
-        "says, and it bears none",
+        help="how many lie, drawn by the seed, and how many a rule of --approach or --mode bears "
+        "that has f=auto (default: nobody lies, and it bears as many as it can); 0: nobody, "
+        "whatever --err-mode says, and it bears none",
     )
     group.add_argument(
         "--adversarial",

@@ -34,7 +34,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         type=arguments.index,
         metavar="Q",
         help="of --approach: how many parties may lie, by which --mode gets its f, 0: nobody "
-        "(default: as many as it bears)",
+        "(default: as many as it bears); of maj_vote, whose groups must be of 2 Q + 1 or more",
     )
     parser.add_argument(
         "--bucket-size",
@@ -75,7 +75,7 @@ def rule_of(options: argparse.Namespace) -> str | None:
     import dataclasses
 
     from tf_hips.ps import rules
-    from tf_hips.robust import detox, parse
+    from tf_hips.robust import detox
 
     for dest in ("group_size", "bucket_size", "vote", "fixed_groups"):
         if options.approach == "baseline" and getattr(options, dest) not in (None, False):
@@ -89,12 +89,6 @@ def rule_of(options: argparse.Namespace) -> str | None:
             bucket_size=options.bucket_size or 0,
             fixed=options.fixed_groups,
         )
-        takes_f = options.approach != "maj_vote" and parse(options.mode or "normal").is_auto
-        if options.worker_fail is not None and not takes_f:
-            raise arguments.UsageError(
-                "--worker-fail says what f=auto is in --mode, which has none. Received: "
-                f"{chosen.then}"
-            )
         if options.approach == "baseline":
             return rules.resolve(chosen.then).text
         return rules.resolve(dataclasses.replace(chosen, vote=options.vote or "digest")).text

@@ -55,18 +55,11 @@ from tf_hips.loops import bearing, checked, voted
 from tf_hips.loops.bearing import Bearing, bearing_of
 from tf_hips.loops.exchange import Exchange
 from tf_hips.loops.executions import Executions
-from tf_hips.loops.meeting import (
-    WEIGHTINGS,
-    Meeting,
-    Told,
-    Word,
-    check_samples,
-    met,
-    own_words,
-    read_all,
-)
+from tf_hips.loops.hearing import check_samples, read_all
+from tf_hips.loops.meeting import WEIGHTINGS, Meeting, Told, Word, met, own_words
 from tf_hips.loops.outer import Outer, chosen_outer
 from tf_hips.loops.slots import FirstSlots
+from tf_hips.strategies import agreeing
 from tf_hips.strategies.gradients import Gradient
 from tf_hips.strategies.loan import PARTY, WORKER, Loan
 from tf_hips.strategies.party import PartyStrategy
@@ -398,7 +391,7 @@ class Loop(keras.callbacks.Callback):
     def agree(self) -> None:
         """Makes weights equal on all that something else has set since a `fit` ended."""
         if self._counter is not None:
-            self._exchange.agree(has_ended=self._has_ended)
+            self._exchange.agree(self._bearing, has_ended=self._has_ended)
 
     # The local phase.
 
@@ -507,13 +500,17 @@ class Loop(keras.callbacks.Callback):
 
         Raises:
             ValueError: a worker has no samples at all.
-            ProtocolError: workers are in different rounds.
+            ProtocolError: workers are in different rounds, or one says what no worker says.
+
+        Below a robust rule these are errors where they are this party's, or those of most parties.
         """
         with self._loan.whole() if is_whole else self._loan.in_party():
-            meeting = self._gather(ends, self._bearing if is_whole else None)
+            parties = agreeing.doubted(self._strategy)
+            meeting = self._gather(ends, self._bearing if is_whole else None, parties)
             place = self._loan.place()
             names = self._loan.names()
-        check_samples(meeting, self.round)
+        if self.round == 0:
+            check_samples(meeting, names, place[0], parties)
         self.hear(meeting)
         for name, one in zip(itertools.chain(*names), meeting.everyone, strict=True):
             if not one.is_finite:
@@ -534,7 +531,9 @@ class Loop(keras.callbacks.Callback):
         self._is_over = self._has_ended = True
         self._model.stop_training = True
 
-    def _gather(self, ends: bool, borne: Bearing | None) -> Meeting:
+    def _gather(
+        self, ends: bool, borne: Bearing | None, parties: agreeing.Doubted | None
+    ) -> Meeting:
         strategy = self._strategy
         samples, steps = (int(one) for one in self._counter.numpy())
         drawn = self.drawn(self.round)
@@ -551,7 +550,8 @@ class Loop(keras.callbacks.Callback):
         )
         gathered = strategy.gather_objects([self.round, own.fields], "a meeting of a loop")
         names = itertools.chain(*self._loan.names())
-        everyone = read_all(gathered, names, self.vocabulary(), len(own.statistics))
+        count = len(own.statistics)
+        everyone = read_all(gathered, names, self.vocabulary(), count, parties, self.round)
         both = None if drawn is None else (drawn, self.drawn(self.round + 1) or frozenset())
         is_equal = self._loan.level == PARTY
         return met(everyone, self._loan.sizes(), self._weighting, is_equal, borne, both)

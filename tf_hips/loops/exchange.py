@@ -22,9 +22,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_hips import log
 from tf_hips.errors import ProtocolError
-from tf_hips.loops.meeting import Meeting, read_ends
+from tf_hips.loops.bearing import Bearing
+from tf_hips.loops.between import Between
+from tf_hips.loops.meeting import Meeting
 from tf_hips.loops.outer import Outer
 from tf_hips.ps.transport.wire import REFUSED_WEIGHT
 from tf_hips.strategies import lying
@@ -191,26 +192,34 @@ class Exchange:
             for measured, variable in zip(self._measured, self._statistics, strict=True):
                 measured.assign(variable.read_value(), read_value=False)
 
-    def agree(self, *, has_ended: bool) -> None:
+    def agree(self, bearing: Bearing | None, *, has_ended: bool) -> None:
         """What was set since the last meeting, and not by a step, becomes what all have.
 
         Weights that were loaded between two `fit`s, or that EarlyStopping has restored. All call
         it, at the same moment.
 
+        Where some may lie it is what most parties have set, or nothing.
+
         Args:
+            bearing: how many of the parties may lie.
             has_ended: whether nothing was done here since the end of a `fit`.
+
+        Raises:
+            ProtocolError: some may lie, and most parties have set something else.
         """
         if not self._loan.keeps_step:
             return  # what a member has changed goes up with what it moves next
-        variables = [*self.trained, *self._statistics]
+        between = Between(
+            self._strategy,
+            [*self.trained, *self._statistics],
+            self.go_back,
+            bearing,
+            bears_liars=self._bears_liars(),
+        )
         with self._loan.whole():
-            own = digests(variables)
-            told = self._strategy.gather_objects([has_ended, own], "weights between two fits")
-            present = read_ends(told, itertools.chain(*self._loan.names()))
-            if not all(ended for ended, _ in present):
-                return  # in the middle of a round members differ rightly
-            if any(one != own for _, one in [*present, present[0]]):
-                self._take(variables, next(n for n, one in enumerate(told) if one is not None))
+            names = itertools.chain(*self._loan.names())
+            if not between.agree(names, has_ended=has_ended):
+                return
         for kept, values in (
             (self._measured, self._statistics),
             (self.reference, self.trained),
@@ -218,27 +227,6 @@ class Exchange:
         ):
             for before, variable in zip(kept, values, strict=True):
                 before.assign(variable.read_value(), read_value=False)
-
-    def _take(self, variables: Sequence[tf.Variable], worker: int) -> None:
-        """Takes those of one worker; of nobody where some may lie, or where it has gone since."""
-        log.warning(
-            "Something other than the loop has set weights on some workers only, such as an "
-            "EarlyStopping that restores the best ones. Those of %s are taken.",
-            "the last meeting" if self._bears_liars() else f"worker {worker}",
-        )
-        if self._bears_liars():
-            self.go_back()
-            return
-        mine = float(self._strategy.global_rank == worker)
-        values = [one.read_value() if mine else tf.zeros(one.shape, one.dtype) for one in variables]
-        *totals, count = self._strategy.reduce_exactly(
-            [*values, tf.constant([mine], tf.float64)], is_mean=False
-        )
-        if not float(count[0]):
-            self.go_back()
-            return
-        for variable, total in zip(variables, totals, strict=True):
-            variable.assign(total, read_value=False)
 
     def average_trained(self) -> None:
         """Sets what is trained to its mean over all workers, where these keep step.

@@ -10,7 +10,7 @@ import itertools
 import json
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tf_hips.errors import ProtocolError
@@ -117,7 +117,7 @@ class Told:
         if not is_right:
             raise ProtocolError(
                 f"What {who} says in a meeting must have {', '.join(known)}, with numbers from 0 "
-                f"to 2^53, steps below 2^31. Received: {_shown(fields, 200)}"
+                f"to 2^53, steps below 2^31. Received: {shown(fields, 200)}"
             )
         if vocabulary is not None:
             check_words(fields["words"], who, vocabulary)
@@ -256,43 +256,6 @@ class Meeting:
         return _shares(self.weights(party))
 
 
-def read_all(
-    gathered: Iterable[Any],
-    names: Iterable[str],
-    vocabulary: Mapping[str, Word],
-    num_statistics: int,
-) -> list[Told]:
-    """What all workers say, each of which has sent the number of its round and `Told.fields`.
-
-    Args:
-        gathered: of each worker what has come; None: it is absent.
-        names: of the workers.
-        vocabulary: as for `Told.read`.
-        num_statistics: as for `Told.read`.
-
-    Raises:
-        ProtocolError: somebody has sent something else, or is in another round.
-    """
-    rounds, everyone = [], []
-    for who, told in zip(names, gathered, strict=True):
-        fields = None
-        if told is not None:
-            if not (_is_pair(told) and type(told[0]) is int and told[1] is not None):
-                raise ProtocolError(
-                    f"What {who} says in a meeting must be the number of a round, and more. "
-                    f"Received: {_shown(told, 200)}"
-                )
-            fields = told[1]
-            rounds.append(told[0])
-        everyone.append(Told.read(fields, who, vocabulary, num_statistics))
-    if len(set(rounds)) > 1:
-        raise ProtocolError(
-            "All workers must be in the same round; take up backups of one. Received: rounds "
-            f"{_shown(rounds, 200)}, by worker"
-        )
-    return everyone
-
-
 def own_words(loop: Any) -> dict[str, Any]:
     """What this worker's loop adds, before others hear it: they would take it for another's fault.
 
@@ -309,32 +272,12 @@ def own_words(loop: Any) -> dict[str, Any]:
     return words
 
 
-def check_samples(meeting: "Meeting", number: int) -> None:
-    """Raises ValueError if a worker has ended in the first meeting, 0, without any rows."""
-    for worker, one in enumerate(meeting.everyone if number == 0 else ()):
-        if one.ends and not one.samples and not one.stops and not one.is_absent:
-            raise ValueError(
-                f"A worker must have samples to train on. Received: none of worker {worker}"
-            )
-
-
-def read_ends(gathered: Iterable[Any], names: Iterable[str]) -> list[tuple[bool, list[Any]]]:
-    """Who did nothing since the end of a `fit`, and digests of weights, of those who are there.
-
-    Raises:
-        ProtocolError: somebody has sent something else.
-    """
-    present = []
-    for who, told in zip(names, gathered, strict=True):
-        if told is None:
-            continue
-        if not (_is_pair(told) and isinstance(told[0], bool) and isinstance(told[1], list)):
-            raise ProtocolError(
-                f"What {who} says between two `fit`s must be whether one has ended, and digests of "
-                f"weights. Received: {_shown(told, 200)}"
-            )
-        present.append((told[0], told[1]))
-    return present
+def shown(value: Any, length: int) -> str:
+    """So many characters of what somebody has sent."""
+    try:
+        return str(value)[:length]
+    except ValueError:  # Python writes no whole number of more than 4300 digits
+        return "a number that is too long"
 
 
 def split(everyone: Sequence[Told], sizes: Sequence[int]) -> tuple[tuple[Told, ...], ...]:
@@ -381,10 +324,6 @@ def met(
     return Meeting(split(kept, sizes), weighting, is_equal, bearing, tuple(next_parties))
 
 
-def _is_pair(told: Any) -> bool:
-    return isinstance(told, list | tuple) and len(told) == 2
-
-
 def _is_a(kind: Any, value: Any) -> bool:
     """Whether JSON has made `value` of a field of `Told`."""
     if kind is bool:
@@ -407,18 +346,11 @@ def check_words(words: dict[str, Any], who: str, vocabulary: Mapping[str, Word])
                 f"its loop; all members must run one. Received: `{name[:_SHOWN]}`"
             )
         if name not in words or not vocabulary[name].takes(words[name]):
-            said = _shown(words[name], _SHOWN) if name in words else "nothing"
+            said = shown(words[name], _SHOWN) if name in words else "nothing"
             raise ProtocolError(
                 f"What {who} says in a meeting must have a `{name}` that is {vocabulary[name]}. "
                 f"Received: {said}"
             )
-
-
-def _shown(value: Any, length: int) -> str:
-    try:
-        return str(value)[:length]
-    except ValueError:  # Python writes no whole number of more than 4300 digits
-        return "a number that is too long"
 
 
 def _shares(weights: Sequence[float]) -> list[float]:

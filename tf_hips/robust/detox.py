@@ -121,14 +121,14 @@ class Detox:
         buckets: how many means of votes `then` gets at most: v votes are shuffled into means of
             ceil(v / buckets); 0: the votes themselves.
         fixed: whether groups are neighbours, and stay.
-        epsilon: of a tolerant vote, relative to the norm.
+        epsilon: of a tolerant vote, relative to the norm, in [1e-7, 0.5].
         q: how many of all workers may lie: f="auto" in `then` is how many groups they spoil at
             worst (`spoilt_groups`). None: as many as `then` bears.
         full: whether r must divide the workers; else the rest is a smaller group, in which fewer
             liars are more than half.
 
     Raises:
-        TypeError: `r`, `buckets` or `q` is no integer, or `then` no rule.
+        TypeError: `r`, `buckets` or `q` is no integer, `epsilon` no number, or `then` no rule.
         ValueError: a number is out of range, there is no such vote, or `then` takes no f from `q`.
     """
 
@@ -155,8 +155,8 @@ class Detox:
             raise ValueError(f"`vote` must be one of {', '.join(VOTES)}. Received: {self.vote!r}")
         if self.buckets < 0:
             raise ValueError(f"`buckets` must be 0 or more. Received: buckets={self.buckets}")
-        if not 0 < self.epsilon < 1:
-            raise ValueError(f"`epsilon` must be in (0, 1). Received: epsilon={self.epsilon!r}")
+        # As the text holds it, which a server reads.
+        object.__setattr__(self, "epsilon", EPSILON.checked(self.epsilon))
         if self.q is not None and self.q < 0:
             raise ValueError(f"`q` must be 0 or more. Received: q={self.q}")
         if self.q is not None and not self.then.is_auto:
@@ -452,16 +452,18 @@ def approach(
         mode: "normal" or any text of `parse`, their spellings ("coord-median", "sign-sgd")
             included; of "maj_vote" also "maj_vote".
         group_size: r.
-        worker_fail: how many of all workers lie; what stands before f="auto" in the mode is how
-            many groups they can spoil at worst (`spoilt_groups`), without groups how many they are.
-            None: the rule bears as many as it can.
+        worker_fail: how many of all workers lie; f="auto" in the mode is then how many groups they
+            can spoil at worst (`spoilt_groups`), without groups how many they are. The mean of
+            "maj_vote" bears no spoilt group, so groups must be DRACO's, of 2 worker_fail + 1 or
+            more; a smaller last one has fewer to outvote. None: the rule bears as many as it can.
         bucket_size: how many buckets at most; 0: none.
         fixed: whether groups are neighbours, and stay.
         compat: fixed groups, and their form of Bulyan.
 
     Raises:
-        ValueError: there is no such approach or mode, it has no buckets, or without groups the mode
-            never bears so many who lie.
+        ValueError: there is no such approach or mode, it has no buckets, or it does not bear so
+            many who lie: groups are too small for it, the mode says its own f or knows none, or
+            without groups it never bears as many.
     """
     chosen = _APPROACH_ALIASES.get(name, name)
     if chosen not in APPROACHES:
@@ -475,8 +477,19 @@ def approach(
     if chosen == "maj_vote":
         if mode not in ("normal", "maj_vote"):
             raise ValueError(f"maj_vote takes the mean of the votes. Received: mode={mode!r}")
+        if worker_fail is not None and group_size < 2 * worker_fail + 1:
+            raise ValueError(
+                "maj_vote takes the mean of the votes, which bears no spoilt group: `group_size` "
+                f"must be at least 2 worker_fail + 1. Received: group_size={group_size}, "
+                f"worker_fail={worker_fail}"
+            )
         return Detox(group_size, rules.mean(), fixed=fixed)
     then = parse(mode)
+    if worker_fail is not None and not then.is_auto:
+        raise ValueError(
+            "`worker_fail` says what f=auto is in the mode, which has none. Received: "
+            f"worker_fail={worker_fail} with {then}"
+        )
     if compat and then.rule.name == "bulyan":
         theirs = tuple((dict(then.rule.params) | {"compat": 1}).items())
         then = Aggregator((*then.steps[:-1], Step("bulyan", theirs)))
@@ -485,8 +498,7 @@ def approach(
             return Detox(1, then if worker_fail is None else then.bearing(worker_fail))
         except ValueError as error:
             raise ValueError(f"{then} cannot bear f={worker_fail}: {error}") from error
-    q = worker_fail if then.is_auto else None
-    return Detox(group_size, then, buckets=bucket_size, fixed=fixed, q=q)
+    return Detox(group_size, then, buckets=bucket_size, fixed=fixed, q=worker_fail)
 
 
 def check_compressor(detox: Detox, compressor: Compressor) -> None:

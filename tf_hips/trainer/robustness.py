@@ -35,8 +35,8 @@ class Robust:
         group_size: workers of a group that votes; None: 5.
         bucket_size: how many means of votes the rule gets; 0: the votes themselves.
         err_mode: text of an attack, or `label_flip`; None: nobody lies.
-        worker_fail: how many lie; with `approach` or `aggregation` also how many the rule must
-            bear, 0: none. None: nobody lies, and the rule bears as many as it can.
+        worker_fail: how many lie; with `approach` or `aggregation` also how many a rule with
+            f="auto" must bear, 0: none. None: nobody lies, and the rule bears as many as it can.
         redraw: whether others lie in each step.
         simulated_workers: workers that this one process plays; None: it is one itself.
         vote: how groups vote, one of `robust.detox.VOTES`; None: by digest.
@@ -152,11 +152,14 @@ class Robust:
                 return Detox(1, then) if votes is None else votes.with_rule(then)
             if self.approach is None and self.aggregation is None:
                 return None
+            # A study may have more liars than a rule bears that says for itself how many.
+            mode = self.aggregation or "normal"
+            is_budget = self._approach != "maj_vote" and parse_robust(mode).is_auto
             chosen = detox.approach(
                 self._approach,
-                self.aggregation or "normal",
+                mode,
                 group_size=self.group_size or GROUP_SIZE,
-                worker_fail=self.worker_fail,
+                worker_fail=self.worker_fail if is_budget else None,
                 bucket_size=self.bucket_size,
                 fixed=self.fixed_groups,
             )
