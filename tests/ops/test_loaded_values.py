@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is loaded and cannot be used: values of parameters, and libraries of half a codec."""
+"""What is loaded and cannot be used: values of parameters, libraries of half a codec, and a
+codec that another thread is loading."""
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ import tf_hips
 from compll import pipeline, specification
 from tests.support import hurried
 from tf_hips.errors import LibraryError, SpecificationError
-from tf_hips.ops import error_feedback, native, parse
+from tf_hips.ops import error_feedback, jit, loaded, native, parse, registry
 
 SPEC = """
 param Scaled {
@@ -77,3 +79,45 @@ def test_a_library_of_half_a_codec_is_refused(spec: Path, lacks: str) -> None:
     with pytest.raises(LibraryError, match=f"half.so must .* Encode and a Decode.*no {lacks}$"):
         tf_hips.load(library)
     assert tf_hips.load(pipeline.build(specification.read(spec), spec.parent))(bits=2).params
+
+
+class Waiting(Exception):
+    """A thread would wait here."""
+
+
+class Held:
+    """A lock that somebody else has."""
+
+    def __enter__(self) -> None:
+        raise Waiting
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+def test_who_names_a_codec_that_another_thread_is_loading_waits(
+    spec: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to the last moment; whoever finds it has its table."""
+    found: list[str] = []
+
+    def ask(name: str) -> None:
+        try:
+            jit.algorithm(name)
+        except Exception as error:  # noqa: BLE001 - compared below
+            found.append(type(error).__name__)
+
+    def add(algorithm: registry.Algorithm) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(jit, "_lock", Held())
+            other = threading.Thread(target=ask, args=(algorithm.name,))
+            other.start()
+            other.join()
+        assert loaded.table(algorithm.name) is not None
+        whole(algorithm)
+
+    whole = registry.add
+    monkeypatch.setattr(registry, "add", add)
+    spec.write_text(SPEC + "// another content\n")
+    assert parse(tf_hips.load(spec)(bits=2).text).params
+    assert found == ["Waiting"]
