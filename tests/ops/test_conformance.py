@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every algorithm of the registry, in all its faces: the same bytes, the same floats.
 
-A line in REGISTRY adds an algorithm to each of these tests.
+A line in REGISTRY adds an algorithm to each of these tests. What codecs with state encode is
+compared in tests/ops/test_state.py.
 """
 
 import ctypes
@@ -14,7 +15,9 @@ import tensorflow as tf
 from tests.ops.codecs import (
     SPECS,
     Floats,
+    all_variants,
     bits,
+    encoded,
     gradient,
     in_reach,
     reference,
@@ -32,6 +35,7 @@ LARGE = [10**6 + 3, CHUNK + 5, pytest.param(10**7 + 3, marks=pytest.mark.slow)]
 DEFAULTS = [Compressor(name) for name, a in REGISTRY.items() if not a.state_names]
 
 each = pytest.mark.parametrize("compressor", variants(), ids=lambda c: c.text)
+with_state_too = pytest.mark.parametrize("compressor", all_variants(), ids=lambda c: c.text)
 each_with_feedback = pytest.mark.parametrize(
     "compressor", variants_with_feedback(), ids=lambda c: c.text
 )
@@ -133,16 +137,16 @@ def test_shapes_that_are_unknown_until_the_graph_runs(compressor: Compressor) ->
     np.testing.assert_array_equal(encode(x.reshape(3, 4)), packet)
 
 
-@each_default
+@with_state_too
 def test_a_wrong_static_shape_is_refused_when_the_graph_is_made(compressor: Compressor) -> None:
     with pytest.raises(ValueError, match="must be equal"):
         tf.function(lambda: graph.decode(compressor, tf.zeros([40], tf.uint8), 35))()
 
 
-@each
+@with_state_too
 @pytest.mark.parametrize("n", [0, 8, 1023])
 def test_merge_is_the_sum_in_order(compressor: Compressor, n: int) -> None:
-    packets = [native.encode(compressor, gradient(n, seed), KEY) for seed in range(3)]
+    packets = [encoded(compressor, gradient(n, seed), KEY) for seed in range(3)]
     total = reference(compressor).decode(packets[0], n)
     for packet in packets[1:]:
         total = total + reference(compressor).decode(packet, n)

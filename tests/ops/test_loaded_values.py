@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is loaded and cannot be used: values of parameters, and libraries of half a codec."""
+"""What is loaded and cannot be used: values of parameters, libraries of half a codec, a codec that
+refuses its own packets, and one that another thread is loading."""
 
+import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import tf_hips
 from compll import pipeline, specification
 from tests.support import hurried
-from tf_hips.errors import LibraryError, SpecificationError
-from tf_hips.ops import error_feedback, native, parse
+from tf_hips.errors import LibraryError, PacketError, SpecificationError
+from tf_hips.ops import Key, error_feedback, jit, loaded, native, parse, registry
 
 SPEC = """
 param Scaled {
@@ -77,3 +80,76 @@ def test_a_library_of_half_a_codec_is_refused(spec: Path, lacks: str) -> None:
     with pytest.raises(LibraryError, match=f"half.so must .* Encode and a Decode.*no {lacks}$"):
         tf_hips.load(library)
     assert tf_hips.load(pipeline.build(specification.read(spec), spec.parent))(bits=2).params
+
+
+# Its indices descend, which no `scatter` takes.
+DESCENDS = """
+void DescendsEncode(float* gradient, uint8* packet) {
+    uint16* at = map(range(min(4, gradient.size)), [&](int i) -> uint16 { return 3 - i; });
+    float* values = map(at, [&](uint16 i) -> float { return gradient[i]; });
+    packet = concat(at, values);
+}
+
+void DescendsDecode(uint8* packet, float* gradient) {
+    uint16* at;
+    float* values;
+    extract(packet, at, values);
+    int* places = map(at, [&](uint16 i) -> int { return i; });
+    gradient = scatter(gradient.size, places, values);
+}
+"""
+
+
+def test_error_feedback_around_a_codec_that_refuses_its_own_packets_is_refused(spec: Path) -> None:
+    """And says so: its user has seen no packet."""
+    file = spec.with_name("descends.pse")
+    file.write_text(DESCENDS)
+    codec = tf_hips.load(file)()
+    packet = native.encode(codec, np.ones(8, np.float32), Key(1, 2, 3))
+    with pytest.raises(PacketError):
+        native.decode(codec, packet, 8)
+    shown = rf"whose Decode takes what its Encode makes\. Received: {codec.text}, .*own \(.+\)"
+    with pytest.raises(ValueError, match=shown):
+        error_feedback(codec)
+
+
+class Waiting(Exception):
+    """A thread would wait here."""
+
+
+class Held:
+    """A lock that somebody else has."""
+
+    def __enter__(self) -> None:
+        raise Waiting
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+def test_who_names_a_codec_that_another_thread_is_loading_waits(
+    spec: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to the last moment; whoever finds it has its table."""
+    found: list[str] = []
+
+    def ask(name: str) -> None:
+        try:
+            jit.algorithm(name)
+        except Exception as error:  # noqa: BLE001 - compared below
+            found.append(type(error).__name__)
+
+    def add(algorithm: registry.Algorithm) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(jit, "_lock", Held())
+            other = threading.Thread(target=ask, args=(algorithm.name,))
+            other.start()
+            other.join()
+        assert loaded.table(algorithm.name) is not None
+        whole(algorithm)
+
+    whole = registry.add
+    monkeypatch.setattr(registry, "add", add)
+    spec.write_text(SPEC + "// another content\n")
+    assert parse(tf_hips.load(spec)(bits=2).text).params
+    assert found == ["Waiting"]

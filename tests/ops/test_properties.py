@@ -7,14 +7,14 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.ops.codecs import gradient, variants, variants_with_feedback
+from tests.ops.codecs import all_variants, encoded, gradient, variants_with_feedback
 from tf_hips.errors import PacketError
 from tf_hips.ops import CHUNK, Compressor, Key, error_feedback, graph, native, parse
 
 pytestmark = pytest.mark.tf
 
 KEY = Key(seed=1, step=2, tensor_id=3)
-compressors = st.sampled_from(variants())
+compressors = st.sampled_from(all_variants())
 sizes = st.integers(0, 200)
 
 
@@ -22,7 +22,7 @@ sizes = st.integers(0, 200)
 def changed_packets(draw: st.DrawFn) -> tuple[Compressor, int, bytes]:
     """A packet with some bytes changed, cut off, or put in."""
     compressor, n = draw(compressors), draw(sizes)
-    packet = bytearray(native.encode(compressor, gradient(n), KEY))
+    packet = bytearray(encoded(compressor, gradient(n), KEY))
     for _ in range(draw(st.integers(1, 4))):
         position = draw(st.integers(0, max(len(packet) - 1, 0)))
         kind = draw(st.sampled_from(["flip", "cut", "insert", "header"]))
@@ -70,7 +70,7 @@ def test_random_bytes(compressor: Compressor, n: int, packet: bytes) -> None:
 @given(compressors, st.integers(0, 50), st.integers(0, 50))
 @settings(max_examples=60)
 def test_the_number_of_elements_is_checked(compressor: Compressor, n: int, claimed: int) -> None:
-    packet = native.encode(compressor, gradient(n), KEY)
+    packet = encoded(compressor, gradient(n), KEY)
     if n == claimed:
         assert native.decode(compressor, packet, claimed).size == n
     else:
@@ -81,7 +81,7 @@ def test_the_number_of_elements_is_checked(compressor: Compressor, n: int, claim
 @given(compressors, compressors)
 @settings(max_examples=60)
 def test_packets_of_another_codec_are_refused(made: Compressor, read: Compressor) -> None:
-    packet = native.encode(made, gradient(9), KEY)
+    packet = encoded(made, gradient(9), KEY)
     if made == read:
         native.decode(read, packet, 9)
         return

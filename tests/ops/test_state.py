@@ -2,7 +2,8 @@
 """Codecs that keep state from step to step: every algorithm of the registry that has some, in all
 faces; and a loaded one.
 
-A line in REGISTRY adds an algorithm to each of these tests.
+A line in REGISTRY adds an algorithm to each of these tests. Merges and bad packets of all codecs
+are in tests/ops/test_conformance.py, test_promises.py and test_properties.py.
 """
 
 import ctypes
@@ -39,7 +40,10 @@ pytestmark = [pytest.mark.tf, pytest.mark.timeout(120)]
 MOMENTUM = Path(__file__).parents[1] / "compll/momentum.pse"
 STEPS = 3
 
+DEFAULTS = [Compressor(name) for name, a in REGISTRY.items() if a.state_names]
+
 each = pytest.mark.parametrize("compressor", stateful_variants(), ids=lambda c: c.text)
+each_default = pytest.mark.parametrize("compressor", DEFAULTS, ids=lambda c: c.text)
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +90,13 @@ def assert_faces_agree(
         np.testing.assert_array_equal(bits(decoded), bits(values))
     assert np.isfinite(expected).all()
     return expected
+
+
+@each_default
+@pytest.mark.parametrize("n", [10**6 + 3, pytest.param(10**7 + 3, marks=pytest.mark.slow)])
+def test_faces_agree_on_large_tensors(compressor: Compressor, n: int) -> None:
+    given = [gradient(n, step) for step in range(2)]
+    assert_faces_agree(compressor, reference(compressor), given)
 
 
 @each

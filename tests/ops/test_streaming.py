@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 
-from tests.ops.codecs import variants
+from tests.ops.codecs import all_variants, encoded
 from tf_hips.ops import CHUNK, Compressor, chunk_sizes, native
 
 pytestmark = pytest.mark.heavy  # packets of many chunks, for every codec
@@ -14,13 +14,11 @@ N = 2 * CHUNK + 4099
 KEY = native.Key(5, 6, 7)
 
 
-@pytest.mark.parametrize("compressor", variants(), ids=lambda one: one.text)
+@pytest.mark.parametrize("compressor", all_variants(), ids=lambda one: one.text)
 def test_large_decodes_and_merges_are_those_of_their_chunks(compressor: Compressor) -> None:
     rng = np.random.default_rng(1)
     x = rng.normal(size=N).astype(np.float32)
-    kept = compressor.has_state
-    state = np.zeros(compressor.state_shape((N,)), np.float32) if kept else None
-    packets = native.encode(compressor, x, KEY, state)
+    packets = encoded(compressor, x, KEY)
     expected, at, start = np.empty(N, np.float32), 0, 0
     for size in chunk_sizes(N):
         end = at + compressor.wire_bytes(size)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tf_hips.errors import PacketError
 from tf_hips.ops import native
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ def diverges(codec: "Compressor") -> bool:
     """Whether residuals of error feedback around `codec` are seen to grow without bound.
 
     Takes a few milliseconds, once for each codec.
+
+    Raises:
+        ValueError: its Decode refuses what its Encode has made.
     """
     noise = np.random.default_rng(0)
     residual = np.zeros(ELEMENTS, np.float32)
@@ -40,8 +44,18 @@ def diverges(codec: "Compressor") -> bool:
         key = native.Key(seed=1, step=step, tensor_id=0)
         packet = native.encode(codec, total, key)
         with np.errstate(over="ignore", invalid="ignore"):
-            residual = total - native.decode(codec, packet, ELEMENTS)
+            residual = total - _decoded(codec, packet)
         norms.append(float(np.linalg.norm(residual.astype(np.float64))))
         if not np.isfinite(norms[-1]):
             return True
     return norms[-1] > given and norms[-1] > GROWTH * norms[STEPS // 2]
+
+
+def _decoded(codec: "Compressor", packet: native.Bytes) -> native.Floats:
+    try:
+        return native.decode(codec, packet, ELEMENTS)
+    except PacketError as error:
+        raise ValueError(
+            "`error_feedback` must wrap a codec whose Decode takes what its Encode makes. "
+            f"Received: {codec.text}, which refuses a packet of its own ({error})"
+        ) from error

@@ -241,9 +241,10 @@ def algorithm(name: str, also: Iterable[str] = ()) -> registry.Algorithm:
         SpecificationError: no specification of that content is known here; says what to do.
         LibraryError: as for `load`.
     """
-    if loaded.NAME.fullmatch(name) is not None and loaded.table(name) is None:
+    # Of what a thread is loading the registry hears last.
+    if loaded.NAME.fullmatch(name) is not None and not registry.holds(name):
         with _lock:
-            if loaded.table(name) is None:
+            if not registry.holds(name):
                 found = _specification(name)
                 before = registry.newest(name.partition("@")[0])
                 loaded.add(_library(found))

@@ -200,6 +200,7 @@ def add(path: Path) -> registry.Algorithm:
         )
         library.add_codec(name, address)
         _tables[name] = address
+        # Last: who finds it there, in another thread, needs all else.
         registry.add(algorithm)
         return algorithm
 

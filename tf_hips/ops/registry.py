@@ -284,6 +284,11 @@ def add(algorithm: Algorithm) -> None:
     _newest[algorithm.name.partition("@")[0]] = algorithm.name
 
 
+def holds(name: str) -> bool:
+    """Whether an algorithm of that full name was loaded."""
+    return name in _loaded
+
+
 def newest(stem: str) -> str | None:
     """Full name of the loaded algorithm that a stem alone means; None if there is none."""
     return _newest.get(stem)
