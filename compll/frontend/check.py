@@ -18,7 +18,7 @@ from compll.frontend.interface import Interface, read_interface
 from compll.frontend.limits import check_limits
 from compll.frontend.lower import MAX_FLOAT, Frame
 from compll.frontend.pairing import parameter_of
-from compll.frontend.scope import POISONED, Refused, Scope, Variable, unknown
+from compll.frontend.scope import POISONED, Refused, Scope, Variable, each, unknown
 from compll.frontend.statements import new_statements
 from compll.ir import nodes
 from compll.ir.sizes import DataDependentError, SizeError, capacity_of, size_of
@@ -195,12 +195,12 @@ class _Encoder(_Body):
             help_line = f"help: `{self.packet} = concat(a, b, ...);`"
             message = "`concat` takes at least one argument"
             raise self.lower.refuse("E303", message, call.span, help_line)
-        fields = []
-        for argument in call.arguments:
-            value = self.lower.expr(argument, self.frame)
-            self.refuse_formless(value.type, argument)
-            fields.append(value)
-        return tuple(fields)
+        return tuple(each(call.arguments, self._field))
+
+    def _field(self, argument: ast.Expr) -> nodes.Expr:
+        value = self.lower.expr(argument, self.frame)
+        self.refuse_formless(value.type, argument)
+        return value
 
 
 def _finite(vector: nodes.Expr) -> nodes.Expr:

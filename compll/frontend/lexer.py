@@ -2,8 +2,8 @@
 """Text to tokens.
 
 Comments are `//` to the end of the line and `/* */`. The list of tokens always ends with one of
-kind "end". Characters outside the language are reported and skipped, so that the parser can report
-its own findings in the same run.
+kind "end". Characters outside the language are reported and skipped, so that all of them are found
+in one run; the parser only gets files without any.
 """
 
 import re

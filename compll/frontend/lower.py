@@ -3,7 +3,8 @@
 
 Conversions that the language makes by itself become Convert nodes here, so later stages see
 operands of equal types. An error is reported where it is found and unwinds to the statement
-(`Refused`), which goes on with the next one.
+(`Refused`), which goes on with the next one; on the way the operands and arguments beside it are
+lowered, too, for what is wrong in them.
 
 Lambdas are lowered at each use, with the values that their captured variables have there (`[&]`
 captures by reference), and once more at their declaration, so that unused ones are checked too.
@@ -22,10 +23,13 @@ from compll.frontend.constants import integer_of
 from compll.frontend.scalars import KEY_PARTS, SCALAR
 from compll.frontend.scope import (
     POISONED,
+    Exhausted,
     Function,
     Refused,
     Scope,
     Variable,
+    both,
+    each,
     nearest,
     unknown,
 )
@@ -109,7 +113,8 @@ class Lowerer:
         """Counts a level of nesting, calls of lambdas included; refuses one too many."""
         if self._depth == _MAX_DEPTH:
             message = f"nested more than {_MAX_DEPTH} levels deep once lambdas are expanded"
-            raise self.refuse("E102", message, span)
+            self.report.add("E102", message, span)
+            raise Exhausted
         self._depth += 1
         try:
             yield
@@ -239,11 +244,9 @@ class Lowerer:
         self._budget -= 1
         if self._budget < 0:
             # Lambdas that call lambdas can grow without bound; a specification is a page of text.
-            raise self.refuse(
-                "E102",
-                f"more than {_MAX_EXPANSION} operations once lambdas are expanded",
-                tree.span,
-            )
+            message = f"more than {_MAX_EXPANSION} operations once lambdas are expanded"
+            self.report.add("E102", message, tree.span)
+            raise Exhausted
         with self.nested(tree.span):
             return self._expr(tree, frame)
 
@@ -258,18 +261,16 @@ class Lowerer:
             case ast.Binary():
                 return self._binary(tree, frame)
             case ast.Ternary():
-                condition = self.condition(tree.condition, frame)
-                yes, no = self.scalar(tree.yes, frame), self.scalar(tree.no, frame)
+                condition, (yes, no) = both(
+                    lambda: self.condition(tree.condition, frame),
+                    lambda: each((tree.yes, tree.no), lambda arm: self.scalar(arm, frame)),
+                )
                 kind = yes.type if yes.type == no.type else joined(yes.type, no.type)
                 return nodes.Select(
                     kind, tree.span, condition, self.convert(yes, kind), self.convert(no, kind)
                 )
             case ast.Index():
-                base = self.expr(tree.base, frame)
-                if not isinstance(base.type, Array):
-                    raise self.refuse("E307", f"a `{base.type}` cannot be indexed", tree.base.span)
-                index = self.integer(tree.index, frame, "an index")
-                return nodes.Index(base.type.element, tree.span, base, index)
+                return self._index(tree, frame)
             case ast.Field():
                 return self._field(tree, frame)
             case ast.Call():
@@ -281,6 +282,15 @@ class Lowerer:
                     tree.span,
                     "help: `lambda_func name = [&]...`",
                 )
+
+    def _index(self, tree: ast.Index, frame: Frame) -> nodes.Expr:
+        base, index = both(
+            lambda: self.expr(tree.base, frame),
+            lambda: self.integer(tree.index, frame, "an index"),
+        )
+        if not isinstance(base.type, Array):
+            raise self.refuse("E307", f"a `{base.type}` cannot be indexed", tree.base.span)
+        return nodes.Index(base.type.element, tree.span, base, index)
 
     def _literal(self, tree: ast.Number) -> nodes.Expr:
         if isinstance(tree.value, int):
@@ -353,9 +363,11 @@ class Lowerer:
 
     def _binary(self, tree: ast.Binary, frame: Frame) -> nodes.Expr:
         if tree.op in ("&&", "||"):
-            left, right = self.condition(tree.left, frame), self.condition(tree.right, frame)
+            left, right = each(
+                (tree.left, tree.right), lambda operand: self.condition(operand, frame)
+            )
             return nodes.Binary(BOOL, tree.span, tree.op, left, right)
-        left, right = self.expr(tree.left, frame), self.expr(tree.right, frame)
+        left, right = each((tree.left, tree.right), lambda operand: self.expr(operand, frame))
         if isinstance(left.type, Array) and isinstance(right.type, Array):
             raise self._refuse_vector(left, tree.left.span, frame, hints.zipped(tree.op))
         for value, at, use in (
@@ -455,8 +467,10 @@ class Lowerer:
             line = self.report.line(found.declared)
             help_line = f"help: give it what the lambda on line {line} takes"
             raise self.refuse("E303", message, tree.span, help_line)
-        function = self.lambda_(found, frame, frame.position)
-        values = [self.scalar(argument, frame) for argument in tree.arguments]
+        function, values = both(
+            lambda: self.lambda_(found, frame, frame.position),
+            lambda: each(tree.arguments, lambda argument: self.scalar(argument, frame)),
+        )
         arguments = tuple(
             self.convert(v, p.type) for v, p in zip(values, function.params, strict=True)
         )
@@ -520,24 +534,34 @@ class Lowerer:
             Frame(Scope(function.scope, at, function.name), [], True, position, frame.lenient)
             for _ in range(2)
         )
-        params = []
+        params: list[nodes.Var] = []
+        refused = None
         for parameter in tree.parameters:
-            kind = self.type_of(parameter.type, around)
-            if isinstance(kind, Array):
-                raise self.refuse(
-                    "E305", "a lambda takes scalars; it captures vectors", parameter.type.span
-                )
-            if parameter.name in inner.scope.names:
-                raise self.refuse("E203", f"`{parameter.name}` is declared twice", parameter.span)
-            var = nodes.Var(parameter.name, kind, parameter.span)
-            params.append(var)
-            value = nodes.Ref(kind, parameter.span, var)
-            inner.scope.names[parameter.name] = Variable(kind, "local", parameter.span, value)
+            try:
+                params.append(self._parameter(parameter, inner, around))
+            except Refused as error:
+                refused = error
         kind = self.type_of(tree.result, around)
         if isinstance(kind, Array):
             raise self.refuse("E305", "a lambda returns a scalar", tree.result.span)
+        if refused is not None:
+            raise refused
         result = self._run_lambda(tree, inner, kind)
         return nodes.Lambda(tuple(params), tuple(inner.lets), result, tree.span)
+
+    def _parameter(self, parameter: ast.Parameter, inner: Frame, around: Frame) -> nodes.Var:
+        """A parameter of a lambda, which becomes a name in `inner`."""
+        kind = self.type_of(parameter.type, around)
+        if isinstance(kind, Array):
+            raise self.refuse(
+                "E305", "a lambda takes scalars; it captures vectors", parameter.type.span
+            )
+        if parameter.name in inner.scope.names:
+            raise self.refuse("E203", f"`{parameter.name}` is declared twice", parameter.span)
+        var = nodes.Var(parameter.name, kind, parameter.span)
+        value = nodes.Ref(kind, parameter.span, var)
+        inner.scope.names[parameter.name] = Variable(kind, "local", parameter.span, value)
+        return var
 
 
 def _too_long(what: str) -> str:

@@ -4,6 +4,7 @@
 from typing import TYPE_CHECKING
 
 from compll.frontend import ast
+from compll.frontend.scope import each
 from compll.ir import nodes
 from compll.ir.types import FLOAT, INT, UInt
 from compll.source import Span
@@ -43,7 +44,7 @@ def call(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
         return _bitcast(lower, tree, frame)
     lower.arity(tree, MATH[tree.name])
     use = f"{tree.name}({'x' if len(tree.arguments) == 1 else 'x, y'})"
-    values = [lower.number(lower.scalar(argument, frame, use)) for argument in tree.arguments]
+    values = each(tree.arguments, lambda argument: lower.number(lower.scalar(argument, frame, use)))
     is_float = tree.name not in _OF_INTS_TOO or any(value.type == FLOAT for value in values)
     kind = FLOAT if is_float else INT
     return nodes.Math(
@@ -82,10 +83,9 @@ def _random(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
     lower.arity(tree, 2)
     site = lower.site(tree)
     if kind.name == "int":
-        low, high = (
-            lower.integer(argument, frame, "a bound of `random<int>`")
-            for argument in tree.arguments
+        low, high = each(
+            tree.arguments, lambda bound: lower.integer(bound, frame, "a bound of `random<int>`")
         )
         return nodes.Random(INT, tree.span, low, high, frame.position, site)
-    low, high = (lower.convert(lower.scalar(argument, frame), FLOAT) for argument in tree.arguments)
+    low, high = each(tree.arguments, lambda bound: lower.convert(lower.scalar(bound, frame), FLOAT))
     return nodes.Random(FLOAT, tree.span, low, high, frame.position, site)

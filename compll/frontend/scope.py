@@ -7,8 +7,9 @@ none yet), which is all there is to single assignment, because expressions are p
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from compll.frontend import ast, hints
 from compll.ir import nodes
@@ -18,6 +19,42 @@ from compll.source import Span
 
 class Refused(Exception):
     """Unwinds to the statement after an error that has been reported."""
+
+
+class Exhausted(Refused):
+    """The same after a limit of the whole was reached: what is beside it would reach it, too."""
+
+
+_One = TypeVar("_One")
+_Two = TypeVar("_Two")
+
+
+def both(first: Callable[[], _One], second: Callable[[], _Two]) -> tuple[_One, _Two]:
+    """What two steps make; the second is taken even where the first one is refused."""
+    try:
+        one = first()
+    except Exhausted:
+        raise
+    except Refused:
+        second()
+        raise
+    return one, second()
+
+
+def each(trees: Iterable[ast.Expr], make: Callable[[ast.Expr], nodes.Expr]) -> list[nodes.Expr]:
+    """What `make` lowers each expression to; one that is refused does not hide the others."""
+    made = []
+    refused = None
+    for tree in trees:
+        try:
+            made.append(make(tree))
+        except Exhausted:
+            raise
+        except Refused as error:
+            refused = error
+    if refused is not None:
+        raise refused
+    return made
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,7 +135,12 @@ class Statements:
         ):
             self._declare_lambda(statement, frame)
             return
-        kind = lower.type_of(statement.type, frame)
+        try:
+            kind = lower.type_of(statement.type, frame)
+        except Refused:
+            if statement.value is not None and not isinstance(statement.value, ast.Lambda):
+                lower.expr(statement.value, frame)  # for what is wrong in it
+            raise
         if isinstance(kind, Array) and frame.is_lambda:
             message = "a lambda has no vectors of its own"
             raise lower.refuse(
@@ -217,12 +222,15 @@ class Statements:
 
     def _if(self, statement: ast.If, frame: Frame, state: _State, kind: Type) -> None:
         lower = self.lowerer
-        condition = lower.bind(
-            frame, "c", lower.condition(statement.condition, frame), statement.condition.span
-        )
+        span = statement.condition.span
+        is_good = True
+        try:
+            value = lower.condition(statement.condition, frame)
+        except Refused:
+            is_good, value = False, nodes.Const(BOOL, span, True)  # to see what is in the arms
+        condition = lower.bind(frame, "c", value, span)
         before = dict(frame.scope.names)
         ends = []
-        is_good = True
         self._branches += 1
         for body in (statement.yes, statement.no):
             frame.scope.names = dict(before)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from compll.frontend import ast, hints
 from compll.frontend.constants import integer_of
 from compll.frontend.scalars import SCALAR, check_key
-from compll.frontend.scope import POISONED, Function, Refused, nearest
+from compll.frontend.scope import POISONED, Function, Refused, both, each, nearest
 from compll.ir import nodes
 from compll.ir.reducers import REDUCERS, behind_map, order_of, recognise
 from compll.ir.sizes import SizeError, capacity_of, scalar_of
@@ -103,19 +103,29 @@ def _function(
 
 
 def _map(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
-    source = lower.vector(tree.arguments[0], frame)
+    position = nodes.Var("i", INT, tree.span)
+    source, lowered = both(
+        lambda: lower.vector(tree.arguments[0], frame),
+        lambda: _of_elements(lower, tree, frame, position),
+    )
+    return nodes.Map(Array(lowered.result.type), tree.span, position, lowered, source)
+
+
+def _of_elements(
+    lower: "Lowerer", tree: ast.Call, frame: "Frame", position: nodes.Var
+) -> nodes.Lambda:
+    """The lambda of a `map` or `filter`; `position`: the element's number."""
     function = _function(lower, tree.arguments[1], frame)
+    span = tree.arguments[1].span
     if not isinstance(function, Function):
         help_line = "help: write it there, `map(v, [&](float x) -> float { return x; })`"
-        span = tree.arguments[1].span
-        raise lower.refuse("E305", "`map` takes a lambda", span, help_line)
+        notes = (help_line,) if tree.name == "map" else ()
+        raise lower.refuse("E305", f"`{tree.name}` takes a lambda", span, *notes)
     found = len(function.tree.parameters)
     if found != 1:
-        message = f"the lambda of a `map` takes one argument, this one {found}"
-        raise lower.refuse("E305", message, tree.arguments[1].span)
-    position = nodes.Var("i", INT, tree.span)
-    lowered = lower.lambda_(function, frame, nodes.Ref(INT, tree.span, position))
-    return nodes.Map(Array(lowered.result.type), tree.span, position, lowered, source)
+        message = f"the lambda of a `{tree.name}` takes one argument, this one {found}"
+        raise lower.refuse("E305", message, span)
+    return lower.lambda_(function, frame, nodes.Ref(INT, tree.span, position))
 
 
 def _range(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
@@ -129,35 +139,39 @@ def _range(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
 
 
 def _filter(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
-    source = _source(lower, tree.arguments[0], frame)
-    function = _function(lower, tree.arguments[1], frame)
     span = tree.arguments[1].span
-    if not isinstance(function, Function):
-        raise lower.refuse("E305", "`filter` takes a lambda", span)
-    found = len(function.tree.parameters)
-    if found != 1:
-        message = f"the lambda of a `filter` takes one argument, this one {found}"
-        raise lower.refuse("E305", message, span)
     position = nodes.Var("i", INT, tree.span)
-    keep = lower.lambda_(function, frame, nodes.Ref(INT, tree.span, position))
+    (source, keep), limits = both(
+        lambda: both(
+            lambda: _source(lower, tree.arguments[0], frame),
+            lambda: _of_elements(lower, tree, frame, position),
+        ),
+        lambda: each(
+            tree.arguments[2:], lambda count: _count(lower, count, frame, "the limit of a `filter`")
+        ),
+    )
     flag = nodes.Var("x", keep.result.type, span)
     flags: nodes.Expr = nodes.Map(Array(keep.result.type), span, position, keep, source)
     test = lower.convert(nodes.Ref(flag.type, span, flag), BOOL)
     truth = nodes.Lambda((flag,), (), test, span)
     flags = nodes.Map(Array(BOOL), span, nodes.Var("i", INT, span), truth, flags)
-    limit = None
-    if len(tree.arguments) == 3:
-        limit = _count(lower, tree.arguments[2], frame, "the limit of a `filter`")
-    return _checked(lower, nodes.Filter(source.type, tree.span, source, flags, limit))
+    filtered = nodes.Filter(source.type, tree.span, source, flags, limits[0] if limits else None)
+    return _checked(lower, filtered)
 
 
 def _sort(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
-    source = lower.vector(tree.arguments[0], frame)
     order = tree.arguments[1]
-    is_name = isinstance(order, ast.Name) and frame.scope.find(order.name) is None
-    if is_name and isinstance(order, ast.Name) and order.name in ORDERS:
+    is_name = (
+        isinstance(order, ast.Name)
+        and order.name in ORDERS
+        and frame.scope.find(order.name) is None
+    )
+    source, function = both(
+        lambda: lower.vector(tree.arguments[0], frame),
+        lambda: None if is_name else _function(lower, order, frame, ORDERS, _SORT_HELP),
+    )
+    if is_name and isinstance(order, ast.Name):
         return nodes.Sort(source.type, tree.span, source, order.name == "greater")
-    function = _function(lower, order, frame, ORDERS, _SORT_HELP)
     if not isinstance(function, Function):
         help_line = f"help: {' or '.join(ORDERS)}, or a lambda (a, b) that compares them"
         raise lower.refuse("E305", "`sort` takes an order", order.span, help_line)
@@ -179,15 +193,19 @@ def _sort(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
 
 
 def _top_k(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
-    source = _floats(lower, tree.arguments[0], frame, "what `top_k` compares")
-    count = _count(lower, tree.arguments[1], frame, "the number of `top_k`")
+    source, count = both(
+        lambda: _floats(lower, tree.arguments[0], frame, "what `top_k` compares"),
+        lambda: _count(lower, tree.arguments[1], frame, "the number of `top_k`"),
+    )
     return _checked(lower, nodes.TopK(Array(INT), tree.span, source, count))
 
 
 def _sample(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
     check_key(lower, tree)
-    source = lower.vector(tree.arguments[0], frame)
-    count = _count(lower, tree.arguments[1], frame, "the number of a `sample`")
+    source, count = both(
+        lambda: lower.vector(tree.arguments[0], frame),
+        lambda: _count(lower, tree.arguments[1], frame, "the number of a `sample`"),
+    )
     return nodes.Sample(source.type, tree.span, source, count, lower.site(tree))
 
 
@@ -195,30 +213,47 @@ def _scatter(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
     if not lower.is_decode:
         note = "help: move it to the Decode, which refuses a packet with wrong indices"
         raise lower.refuse("E406", "`scatter` outside a Decode", tree.name_span, note)
-    size = _count(lower, tree.arguments[0], frame, "the size of a `scatter`")
-    indices = lower.vector(tree.arguments[1], frame)
-    if indices.type == Array(FLOAT):
-        message = "the indices of a `scatter` must be integers, found `float`"
-        help_line = "help: declare them as `int*` or `uint32*`"
-        raise lower.refuse("E301", message, tree.arguments[1].span, help_line)
-    indices = lower.as_vector(indices, INT)
-    values = _floats(lower, tree.arguments[2], frame, "the values of a `scatter`")
-    used = None
-    if len(tree.arguments) == 4:
-        used = lower.integer(tree.arguments[3], frame, "the number of values of a `scatter`")
+    (size, indices), (values, counts) = both(
+        lambda: both(
+            lambda: _count(lower, tree.arguments[0], frame, "the size of a `scatter`"),
+            lambda: _indices(lower, tree.arguments[1], frame),
+        ),
+        lambda: both(
+            lambda: _floats(lower, tree.arguments[2], frame, "the values of a `scatter`"),
+            lambda: each(
+                tree.arguments[3:],
+                lambda at: lower.integer(at, frame, "the number of values of a `scatter`"),
+            ),
+        ),
+    )
+    used = counts[0] if counts else None
     return nodes.Scatter(Array(FLOAT), tree.span, size, indices, values, used)
 
 
+def _indices(lower: "Lowerer", tree: ast.Expr, frame: "Frame") -> nodes.Expr:
+    indices = lower.vector(tree, frame)
+    if indices.type == Array(FLOAT):
+        message = "the indices of a `scatter` must be integers, found `float`"
+        help_line = "help: declare them as `int*` or `uint32*`"
+        raise lower.refuse("E301", message, tree.span, help_line)
+    return lower.as_vector(indices, INT)
+
+
 def _reduce(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
-    source = lower.vector(tree.arguments[0], frame)
-    reducer, init = _reduction(lower, tree, frame, source)
+    source, reducer, init = _reduction(lower, tree, frame)
     return nodes.Reduce(init.type, tree.span, reducer, init, source)
 
 
 def _block_reduce(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
-    source = lower.vector(tree.arguments[0], frame)
-    at = tree.arguments[1]
-    block = lower.integer(at, frame, "the size of a block")
+    block, (source, reducer, init) = both(
+        lambda: _block(lower, tree.arguments[1], frame), lambda: _reduction(lower, tree, frame)
+    )
+    return nodes.BlockReduce(Array(init.type), tree.span, reducer, block, init, source)
+
+
+def _block(lower: "Lowerer", tree: ast.Expr, frame: "Frame") -> nodes.Expr:
+    """The number of elements of a block, which a call checks where it depends on parameters."""
+    block = lower.integer(tree, frame, "the size of a block")
     note = "help: write 16, 32, 64, 128, 256, 512 or 1024, or a parameter"
     message = "a block must have a power of two of elements, from 16 to 1024"
     try:
@@ -226,25 +261,28 @@ def _block_reduce(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Exp
     except SizeError as error:
         raise lower.refuse("E407", f"{message}, made of parameters", error.span, note) from error
     if any(isinstance(found, nodes.Size) for found in walk(block)):
-        raise lower.refuse("E407", f"{message}, made of parameters", at.span, note)
+        raise lower.refuse("E407", f"{message}, made of parameters", tree.span, note)
     value = integer_of(block)
     if value is None:
         lower.blocks[block] = None
-    elif value not in nodes.BLOCKS:
-        raise lower.refuse("E407", f"{message}. Received: {value}", at.span, note)
-    else:
-        block = nodes.Const(INT, at.span, value)
-    reducer, init = _reduction(lower, tree, frame, source)
-    return nodes.BlockReduce(Array(init.type), tree.span, reducer, block, init, source)
+        return block
+    if value not in nodes.BLOCKS:
+        raise lower.refuse("E407", f"{message}. Received: {value}", tree.span, note)
+    return nodes.Const(INT, tree.span, value)
 
 
 def _reduction(
-    lower: "Lowerer", tree: ast.Call, frame: "Frame", source: nodes.Expr
-) -> tuple[str, nodes.Expr]:
-    """The reducer and the initial value, which has the type of the result."""
-    init = lower.number(lower.scalar(tree.arguments[-2], frame))
+    lower: "Lowerer", tree: ast.Call, frame: "Frame"
+) -> tuple[nodes.Expr, str, nodes.Expr]:
+    """What is reduced, the reducer and the initial value, which has the type of the result."""
+    (source, init), function = both(
+        lambda: both(
+            lambda: lower.vector(tree.arguments[0], frame),
+            lambda: lower.number(lower.scalar(tree.arguments[-2], frame)),
+        ),
+        lambda: _function(lower, tree.arguments[-1], frame, REDUCERS, _REDUCE_HELP),
+    )
     element = FLOAT if source.type == Array(FLOAT) else INT
-    function = _function(lower, tree.arguments[-1], frame, REDUCERS, _REDUCE_HELP)
     span = tree.arguments[-1].span
     if function is None:
         message = f"`{tree.name}` takes a lambda or the name of a reducer"
@@ -261,7 +299,7 @@ def _reduction(
             init.span,
             "help: write an integer, as in `0`",
         )
-    return reducer, lower.convert(init, kind)
+    return source, reducer, lower.convert(init, kind)
 
 
 def _reducer(

@@ -134,6 +134,58 @@ def test_all_errors_of_a_stage_come_at_once():
     ]
 
 
+IN_ONE_STATEMENT = [
+    "float x = u + v;",
+    "uint<u> x = v;",
+    "double x = u; // a type, and a value",
+    "float x = u ? v : w;",
+    "float x = u && v;",
+    "float x = min(u, abs(v));",
+    "float x = g[u] * v[0];",
+    "float x = same(u) + same(v);",
+    "float x = add(u, v);",
+    "float* x = map(u, [&](float y) -> float { return v; });",
+    "float* x = map(g, [&](float y) -> float { if (u) { return v; } return w; });",
+    "float* x = map(g, [&](double y) -> double { return 0; });",
+    "float* x = map(g, [&](float y) -> float { return random<float>(u, v); });",
+    "float* x = filter(u, v, w);",
+    "float* x = sort(u, v);",
+    "int* x = top_k(u, v);",
+    "float* x = sample(u, v);",
+    "float x = reduce(u, v, w);",
+    "float* x = block_reduce(u, v, w, sum);",
+]
+
+
+@pytest.mark.parametrize("statement", IN_ONE_STATEMENT)
+def test_all_errors_of_a_statement_come_at_once(statement):
+    lambdas = """
+        lambda_func same = [&](float x) -> float { return x; }
+        lambda_func add = [&](float x, float y) -> float { return x + y; }
+    """
+    with pytest.raises(compll.CompileError) as caught:
+        compll.compile_text(
+            f"void XEncode(float* g, uint8* o) {{ {lambdas} {statement}\no = concat(g); }}", "x"
+        )
+    wanted = re.findall(r"\b(u|v|w|double)\b", statement.partition("//")[0])
+    found = re.findall(r"`(\w+)` is not|unknown name `(\w+)`", str(caught.value))
+    assert ["".join(names) for names in found] == wanted
+
+
+def test_all_fields_and_places_of_a_packet_are_looked_at():
+    text = """
+    void XEncode(float* g, uint8* o) { o = concat(u, g, v); }
+    void XDecode(uint8* p, float* g) {
+        float* x;
+        extract(p, x);
+        g = scatter(u, v, w, y);
+    }
+    """
+    with pytest.raises(compll.CompileError) as caught:
+        compll.compile_text(text, "x")
+    assert [item.message[-2] for item in caught.value.diagnostics] == [*"uvuvwy"]
+
+
 @pytest.mark.parametrize("place", ["begin", "middle", "end"])
 def test_of_a_long_line_the_part_around_the_caret_is_shown(place, tmp_path):
     filler = {"begin": (0, 9000), "middle": (9000, 9000), "end": (9000, 0)}[place]
