@@ -23,6 +23,7 @@ from compll.frontend.constants import integer_of
 from compll.frontend.scalars import KEY_PARTS, SCALAR
 from compll.frontend.scope import (
     POISONED,
+    Exhausted,
     Function,
     Refused,
     Scope,
@@ -112,7 +113,8 @@ class Lowerer:
         """Counts a level of nesting, calls of lambdas included; refuses one too many."""
         if self._depth == _MAX_DEPTH:
             message = f"nested more than {_MAX_DEPTH} levels deep once lambdas are expanded"
-            raise self.refuse("E102", message, span)
+            self.report.add("E102", message, span)
+            raise Exhausted
         self._depth += 1
         try:
             yield
@@ -242,11 +244,9 @@ class Lowerer:
         self._budget -= 1
         if self._budget < 0:
             # Lambdas that call lambdas can grow without bound; a specification is a page of text.
-            raise self.refuse(
-                "E102",
-                f"more than {_MAX_EXPANSION} operations once lambdas are expanded",
-                tree.span,
-            )
+            message = f"more than {_MAX_EXPANSION} operations once lambdas are expanded"
+            self.report.add("E102", message, tree.span)
+            raise Exhausted
         with self.nested(tree.span):
             return self._expr(tree, frame)
 

@@ -6,7 +6,6 @@ be assigned again, variables of the IR may not: an assignment binds the name to 
 none yet), which is all there is to single assignment, because expressions are pure.
 """
 
-import contextlib
 import difflib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -22,6 +21,10 @@ class Refused(Exception):
     """Unwinds to the statement after an error that has been reported."""
 
 
+class Exhausted(Refused):
+    """The same after a limit of the whole was reached: what is beside it would reach it, too."""
+
+
 _One = TypeVar("_One")
 _Two = TypeVar("_Two")
 
@@ -30,9 +33,10 @@ def both(first: Callable[[], _One], second: Callable[[], _Two]) -> tuple[_One, _
     """What two steps make; the second is taken even where the first one is refused."""
     try:
         one = first()
+    except Exhausted:
+        raise
     except Refused:
-        with contextlib.suppress(Refused):
-            second()
+        second()
         raise
     return one, second()
 
@@ -44,6 +48,8 @@ def each(trees: Iterable[ast.Expr], make: Callable[[ast.Expr], nodes.Expr]) -> l
     for tree in trees:
         try:
             made.append(make(tree))
+        except Exhausted:
+            raise
         except Refused as error:
             refused = error
     if refused is not None:
