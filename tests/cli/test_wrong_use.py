@@ -53,6 +53,10 @@ WRONG = {
         [*SERVER, "--revoked", "{binary}"],
         "--revoked lists certificates, and --insecure has none",
     ),
+    "revoked in plain text at a state server": (
+        ["state-server", "--insecure", "--revoked", "{binary}"],
+        "--revoked lists certificates, and --insecure has none",
+    ),
     "no command": ([], "required: COMMAND; `tf-hips --help` lists them"),
     "no command of certs": (["certs"], "required: COMMAND; `tf-hips certs --help` lists them"),
 }

@@ -2,6 +2,7 @@
 """ESync's state server: a scripted client that does what the original's workers do."""
 
 import contextlib
+import datetime
 import json
 import signal
 import socket
@@ -19,10 +20,12 @@ from typing import Any
 import pytest
 
 from tests.support.certs import Certificates
+from tests.support.eventually import eventually
 from tf_hips import cli
 from tf_hips.errors import ConfigError, PeerError, ProtocolError
 from tf_hips.ps.client.state_client import StateClient
-from tf_hips.ps.server import state_server as module
+from tf_hips.ps.security import revocation, tls
+from tf_hips.ps.server import bounded_http
 from tf_hips.ps.server.state_server import StateServer, StateServerConfig
 
 pytestmark = pytest.mark.heavy  # servers start in most of these
@@ -39,8 +42,10 @@ class Clock:
 
 
 @contextlib.contextmanager
-def serving(tls: Any = None, clock: Any = time.time) -> Iterator[StateServer]:
-    server = StateServer(StateServerConfig("127.0.0.1:0", tls), clock)
+def serving(
+    identity: Any = None, clock: Any = time.time, revoked: str | None = None
+) -> Iterator[StateServer]:
+    server = StateServer(StateServerConfig("127.0.0.1:0", identity, revoked), clock)
     server.start()
     try:
         yield server
@@ -131,8 +136,8 @@ def test_nothing_is_asked_before_init() -> None:
 def test_bytes_that_are_no_request_and_connections_that_say_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "_REQUEST_S", 0.2)
-    monkeypatch.setattr(module._Handler, "timeout", 0.2)
+    monkeypatch.setattr(bounded_http, "_REQUEST_S", 0.2)
+    monkeypatch.setattr(bounded_http.BoundedHandler, "timeout", 0.2)
     with serving() as server:
         host, port = server.address.split(":")
         for sent in (b"", b"\0" * 100, b"POST /init/ HTTP/1.1\r\nContent-Length: 9\r\n\r\nnum"):
@@ -147,7 +152,7 @@ def test_bytes_that_are_no_request_and_connections_that_say_nothing(
 def test_a_request_that_comes_byte_by_byte_ends_in_time(
     begin: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_REQUEST_S", 0.2)
+    monkeypatch.setattr(bounded_http, "_REQUEST_S", 0.2)
     with serving() as server:
         host, port = server.address.split(":")
         with socket.create_connection((host, int(port)), timeout=10) as connection:
@@ -180,7 +185,7 @@ def test_a_length_that_lies_takes_no_memory(length: str) -> None:
 
 
 def test_there_are_so_many_connections_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(bounded_http, "_MAX_CONNECTIONS", 2)
     with serving() as server, contextlib.ExitStack() as stack:
         host, port = server.address.split(":")
         clients = [StateClient(server.address, rank) for rank in range(2)]
@@ -190,6 +195,54 @@ def test_there_are_so_many_connections_at_most(monkeypatch: pytest.MonkeyPatch) 
         third = stack.enter_context(socket.create_connection((host, int(port)), timeout=10))
         assert third.recv(1) == b""
         assert not clients[0].apply(0, 1.0)
+
+
+def test_one_certificate_leaves_room_for_others(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded_http, "_MAX_OF_ONE", 2)
+    with serving(certificates.server()) as server, contextlib.ExitStack() as stack:
+        clients = [
+            StateClient(server.address, rank, certificates.party(site))
+            for rank, site in enumerate(("west", "west", "west", "east"))
+        ]
+        for client in clients:
+            stack.callback(client.close)
+        for client in clients[:2]:
+            client.init(4, 0.5)
+        with pytest.raises(PeerError, match="no answer"):
+            clients[2].apply(1, 1.0)
+        clients[3].apply(1, 1.0)
+        clients[0].close()
+        assert server._server is not None
+        open_ones = server._server._of_one
+        eventually(lambda: sorted(open_ones.values()) == [1, 1])
+        clients[2].apply(1, 1.0)
+
+
+def test_a_revoked_certificate_is_refused_from_its_next_request_on(
+    certificates: Certificates, tmp_path: Path
+) -> None:
+    listed = tmp_path / "revoked.txt"
+    listed.write_bytes(revocation.to_bytes([]))
+    west = certificates.party("west")
+    with (
+        serving(certificates.server(), revoked=str(listed)) as server,
+        contextlib.ExitStack() as stack,
+    ):
+        client = StateClient(server.address, 0, west)
+        other = StateClient(server.address, 1, certificates.party("east"))
+        for one in (client, other):
+            stack.callback(one.close)
+        client.init(2, 0.5)
+        mark = tls.fingerprint(Path(west.certificate).read_bytes())
+        line = revocation.Revoked(mark, "party/west", datetime.date(2026, 1, 2), "lost")
+        listed.write_bytes(revocation.to_bytes([line]))
+        with pytest.raises(ProtocolError, match="403: the certificate of party/west was revoked"):
+            client.apply(1, 1.0)
+        other.apply(1, 1.0)
+    with pytest.raises(ConfigError, match="`revoked` lists certificates, and plain text has none"):
+        StateServerConfig("127.0.0.1:0", revoked=str(listed))
 
 
 def test_our_client_keeps_its_connection_and_makes_another(

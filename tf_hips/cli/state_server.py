@@ -29,12 +29,19 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--announce", metavar="FILE", help="write HOST:PORT to FILE when listening")
     arguments.add_identity(parser, "the server")
+    parser.add_argument(
+        "--revoked", metavar="FILE", help="certificates to refuse, as `tf-hips certs revoke` writes"
+    )
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Serves until it is told to end; SIGTERM ends in peace."""
     identity = arguments.identity(options)
+    if options.insecure and options.revoked is not None:
+        raise arguments.UsageError(
+            f"--revoked lists certificates, and --insecure has none. Received: {options.revoked}"
+        )
     if options.announce is not None:
         arguments.check_output("--announce", options.announce)
     import os
@@ -42,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
 
     from tf_hips.ps.server.state_server import StateServer, StateServerConfig
 
-    server = StateServer(StateServerConfig(options.bind, identity))
+    server = StateServer(StateServerConfig(options.bind, identity, options.revoked))
     server.start()
     try:
         signal.signal(signal.SIGTERM, _end)

@@ -9,6 +9,7 @@
     listening      what a server's socket is opened with
     memory         how the C library keeps the memory of the process
     state_server   ESync's state server: the paper's rule over HTTP
+    bounded_http   its connections and the times of their requests, which are bounded
 
 A command line starts `foreground` or `state_server`; tests and benchmarks a `server.Server`.
 """

@@ -10,20 +10,18 @@ Fields are those of a form, as browsers and `requests.post(data=...)` send them;
 `/init/` has the original's value. Rules are those of `esync.compat`, on this machine's clock.
 
 The original answers whoever reaches its port. This one binds loopback only, unless it has a
-certificate: then it speaks TLS and asks for one of a party, or of an operator for the status page.
+certificate: then it speaks TLS and asks for one of a party, or of an operator for the status page,
+that is not revoked. That is looked at for every request.
 
-Invariants: a request that is refused changes nothing; a body, a line, a number, the time that a
-request may take and the number of connections are bounded; requests are answered one at a time.
+Invariants: a request that is refused changes nothing; a body, a line and a number are bounded, as
+connections and times are by `bounded_http`; requests are answered one at a time.
 """
 
 import dataclasses
 import http
 import http.server
-import io
 import json
 import math
-import socket
-import ssl
 import threading
 import time
 import urllib.parse
@@ -36,15 +34,19 @@ from tf_hips.errors import ConfigError
 from tf_hips.esync.compat import StateTable
 from tf_hips.ps.security import tls
 from tf_hips.ps.security.diagnosis import check_server
+from tf_hips.ps.security.revocation import Revocations
+from tf_hips.ps.server.bounded_http import (
+    BoundedHandler,
+    BoundedServer,
+    common_name_of,
+    fingerprint_of,
+)
 from tf_hips.ps.server.listening import check_free
 from tf_hips.ps.transport.sockets import is_loopback, split_address
 
 _MAX_BODY_BYTES = 4096
 _MAX_FIELDS = 8
 _MAX_DIGITS = 40
-_REQUEST_S = 10.0
-_IDLE_S = 60.0
-_MAX_CONNECTIONS = 512
 _POLL_S = 0.05  # how soon it notices that it is to stop
 _WRITERS = (tls.CHILD_ROLE,)
 _READERS = (tls.CHILD_ROLE, tls.OPERATOR_ROLE)
@@ -57,16 +59,19 @@ class StateServerConfig:
     Attributes:
         bind: `host:port` to listen at; port 0 takes a free one.
         tls: identity of the server, of role `global-server`; None: plain text, on loopback only.
+        revoked: a file of certificates that are refused (`security.revocation`); None: none is.
     """
 
     bind: str = "127.0.0.1:10010"
     tls: Tls | None = None
+    revoked: str | None = None
 
     def __post_init__(self) -> None:
         """Checks the address.
 
         Raises:
-            ConfigError: it is none, or plain text would leave this machine.
+            ConfigError: it is none, or plain text would leave this machine, or has no certificates
+                that could be revoked.
         """
         try:
             host, _ = split_address(self.bind)
@@ -74,6 +79,10 @@ class StateServerConfig:
             raise ConfigError(f"The state server's configuration is wrong. {error}") from error
         if self.tls is None and not is_loopback(host):
             raise ConfigError(f"Plain text is for loopback only. Received: bind={self.bind!r}")
+        if self.tls is None and self.revoked is not None:
+            raise ConfigError(
+                f"`revoked` lists certificates, and plain text has none. Received: {self.revoked}"
+            )
 
 
 class StateServer:
@@ -83,7 +92,7 @@ class StateServer:
         """A server that does not listen yet; `clock` tells the seconds that `te` is compared to."""
         self._config = config
         self._states = _States(clock)
-        self._server: _HttpServer | None = None
+        self._server: _Server | None = None
         self._thread: threading.Thread | None = None
 
     @property
@@ -97,14 +106,17 @@ class StateServer:
 
         Raises:
             ConfigError: the address is taken or not this machine's, or a certificate cannot be
-                used.
+                used, or the list of the revoked cannot be read.
         """
         identity = self._config.tls
         if identity is not None:
             check_server(identity, tls.SERVER_ROLE)
         check_free(self._config.bind)
         host, port = split_address(self._config.bind)
-        self._server = _HttpServer((host, port), self._states, _context(identity))
+        revocations = None
+        if self._config.revoked is not None:
+            revocations = Revocations(self._config.revoked, lambda text: log.warning("%s", text))
+        self._server = _Server((host, port), self._states, identity, revocations)
         self._thread = threading.Thread(
             target=self._server.serve_forever,
             args=(_POLL_S,),
@@ -173,106 +185,27 @@ class _States:
         return self._table
 
 
-class _HttpServer(http.server.ThreadingHTTPServer):
-    """One thread a connection, of which there are so many at most."""
-
-    daemon_threads = True
-    allow_reuse_address = True
-    request_queue_size = 128
+class _Server(BoundedServer):
+    """The connections, and what their requests are about."""
 
     def __init__(
-        self, address: tuple[str, int], states: _States, context: ssl.SSLContext | None
+        self,
+        address: tuple[str, int],
+        states: _States,
+        identity: Tls | None,
+        revocations: Revocations | None,
     ) -> None:
-        self.address_family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
+        super().__init__(address, _Handler, identity)
         self.states = states
-        self.context = context
-        self._free = threading.BoundedSemaphore(_MAX_CONNECTIONS)
-        super().__init__(address, _Handler)
-
-    def server_bind(self) -> None:
-        """Binds without asking a name server who this is, as the class above does."""
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.socket.bind(self.server_address)
-        self.server_address = self.socket.getsockname()
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Hands a connection to a thread, or closes it where there are too many."""
-        if not self._free.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        super().process_request(request, client_address)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Serves one connection; the handshake is part of it, so nobody else waits for it."""
-        try:
-            request.settimeout(_REQUEST_S)
-            if self.context is not None:
-                request = self.context.wrap_socket(request, server_side=True)
-            super().process_request_thread(request, client_address)
-        except OSError:
-            self.shutdown_request(request)  # no TLS, or no certificate of our authority
-        finally:
-            self._free.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A connection that breaks is no error of the server."""
+        self.revocations = revocations
 
 
-class _Timed(io.RawIOBase):
-    """What comes over a connection, each request in bounded time, in however small pieces."""
-
-    def __init__(self, connection: socket.socket, idle_s: float) -> None:
-        self._connection = connection
-        self._idle_s = idle_s
-        self._ends: float | None = None  # None: no byte of a request has come
-
-    def begin(self) -> None:
-        """Waits for another request."""
-        self._ends = None
-
-    def readable(self) -> bool:
-        """It is."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Takes what is there.
-
-        Raises:
-            TimeoutError: nothing is, or the request has not ended in time.
-        """
-        left_s = self._idle_s if self._ends is None else self._ends - time.monotonic()
-        if left_s <= 0.0:
-            raise TimeoutError(f"a request must end within {_REQUEST_S:.0f} s")
-        self._connection.settimeout(left_s)
-        count = self._connection.recv_into(buffer)
-        if self._ends is None:
-            self._ends = time.monotonic() + _REQUEST_S
-        return count
-
-
-class _Handler(http.server.BaseHTTPRequestHandler):
+class _Handler(BoundedHandler):
     """Requests of one connection."""
 
-    protocol_version = "HTTP/1.1"
     server_version = "tf_hips"
     sys_version = ""
-    timeout = _IDLE_S
-    # Headers and body are two writes; the second one would wait for the other side's delayed
-    # acknowledgement, 40 ms before every step.
-    disable_nagle_algorithm = True
-    server: _HttpServer
-
-    def setup(self) -> None:
-        """Reads by a clock of its own: a socket's counts from each byte anew."""
-        super().setup()
-        self._timed = _Timed(self.connection, self.timeout)
-        self.rfile.close()
-        self.rfile = io.BufferedReader(self._timed)
-
-    def handle_one_request(self) -> None:
-        """Another request, if one comes."""
-        self._timed.begin()
-        super().handle_one_request()
+    server: _Server
 
     def do_GET(self) -> None:
         """The status page."""
@@ -301,16 +234,23 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         """A line for each step of each worker would be of no use."""
 
     def _may(self, roles: tuple[str, ...]) -> bool:
-        if self.server.context is None:
+        if not self.server.has_certificates:
             return True
-        found = tls.Identity.parse(_common_name(self.connection))
-        if found is not None and found.role in roles:
-            return True
-        self._answer(
-            http.HTTPStatus.FORBIDDEN,
-            f"the certificate must be of role {' or '.join(roles)}. Received: {found}",
-        )
-        return False
+        found = tls.Identity.parse(common_name_of(self.connection))
+        if found is None or found.role not in roles:
+            self._answer(
+                http.HTTPStatus.FORBIDDEN,
+                f"the certificate must be of role {' or '.join(roles)}. Received: {found}",
+            )
+            return False
+        revocations = self.server.revocations
+        line = None if revocations is None else revocations.find(fingerprint_of(self.connection))
+        if line is not None:
+            self.close_connection = True
+            self._answer(
+                http.HTTPStatus.FORBIDDEN, f"the certificate of {found} was revoked on {line.day}"
+            )
+        return line is None
 
     def _fields(self) -> dict[str, str] | None:
         """The fields of a form; None: it was refused."""
@@ -342,26 +282,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         if self.close_connection:
             self.send_header("Connection", "close")
-        self.connection.settimeout(_REQUEST_S)
         self.end_headers()
         self.wfile.write(body)
-
-
-def _context(identity: Tls | None) -> ssl.SSLContext | None:
-    if identity is None:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_verify_locations(identity.authority)
-    context.load_cert_chain(identity.certificate, identity.key)
-    context.verify_mode = ssl.CERT_REQUIRED
-    return context
-
-
-def _common_name(connection: Any) -> str:
-    subject = (connection.getpeercert() or {}).get("subject", ())
-    names = [value for part in subject for key, value in part if key == "commonName"]
-    return str(names[0]) if len(names) == 1 else ""
 
 
 def _check_known(fields: Mapping[str, str], *names: str) -> None:
