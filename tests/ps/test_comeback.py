@@ -15,6 +15,7 @@ import pytest
 from tests.ps.parties import (
     DEADLINE_S,
     FEEDBACK,
+    SHAPES,
     SITES,
     Party,
     expected_rounds,
@@ -27,6 +28,8 @@ from tests.support.certs import Certificates
 from tests.support.eventually import eventually
 from tf_hips.errors import PeerError, ProtocolError
 from tf_hips.ps.server.server import Server
+from tf_hips.ps.terms.model import Model
+from tf_hips.ps.terms.past import Past
 
 pytestmark = pytest.mark.heavy  # servers start in most of these
 
@@ -183,7 +186,10 @@ def test_what_is_older_than_all_backups_is_forgotten(certificates: Certificates)
 
 
 def test_a_server_keeps_no_more_than_it_may(certificates: Certificates) -> None:
-    one_round = len(expected_rounds(1)[0])
+    packets = np.array_split(
+        np.frombuffer(expected_rounds(1)[0], np.uint8), len(Model(SHAPES).chunks)
+    )
+    one_round = Past(0)._cost(list(enumerate(packets)))
     with (
         serving(certificates, past_bytes=2 * one_round) as server,
         parties(server, certificates) as (a, b),

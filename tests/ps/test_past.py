@@ -3,17 +3,21 @@
 
 import errno
 import os
+import threading
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from tf_hips.ps.disk import past_files
 from tf_hips.ps.disk.file_format import Facts
 from tf_hips.ps.disk.journal import Folder
 from tf_hips.ps.disk.past_files import PastOnDisk
+from tf_hips.ps.terms.past import ROUND_BYTES as ROUND_COSTS
 from tf_hips.ps.terms.past import Past, Results
 
 NUM_CHUNKS = 3
@@ -45,13 +49,15 @@ def on_disk(folder: Folder, limit: int = 1 << 20) -> PastOnDisk:
 
 @pytest.mark.parametrize("kind", ["memory", "files"])
 def test_rounds_are_kept_from_the_oldest_that_is_needed(folder: Folder, kind: str) -> None:
-    past = Past(4 * ROUND_BYTES) if kind == "memory" else on_disk(folder, 4 * ROUND_BYTES)
+    cost = Past(0)._cost(results(0)) if kind == "memory" else on_disk(folder)._cost(results(0))
+    past = Past(4 * cost) if kind == "memory" else on_disk(folder, 4 * cost)
     assert past.oldest is None
-    for number in range(5, 12):
+    for number in range(5, 11):
         past.append(number, results(number))
-    assert (past.oldest, past.num_bytes) == (8, 4 * ROUND_BYTES)
+    assert (past.oldest, past.num_bytes) == (7, 4 * cost)
     past.need(10)
-    assert (past.oldest, past.num_bytes) == (10, 2 * ROUND_BYTES)
+    past.append(11, results(11))
+    assert (past.oldest, past.num_bytes) == (10, 2 * cost)
     assert is_right(past, 11)
     with pytest.raises(KeyError):
         past.results(9)
@@ -78,6 +84,7 @@ def test_a_server_that_starts_again_finds_them(
         second.append(number, results(number))
     assert all(is_right(second, number) for number in range(10))
     second.need(8)
+    second.append(10, results(10))
     assert second.oldest == 8
     second.close()
 
@@ -147,9 +154,113 @@ def test_each_round_costs_the_same_however_many_are_kept() -> None:
 
         __iter__ = values
 
-    past = Past(30)
+    packets = [(0, np.zeros(10, np.uint8))]
+    cost = Past(0)._cost(packets)
+    past = Past(3 * cost)
     past._bytes = Counted()
     for number in range(7, 100):
-        past.append(number, [(0, np.zeros(10, np.uint8))])
+        past.append(number, packets)
         assert past.oldest == max(7, number - 2)
-        assert past.num_bytes == 10 * min(3, number - 6)
+        assert past.num_bytes == cost * min(3, number - 6)
+
+
+@pytest.mark.parametrize("kind", ["memory", "files"])
+@pytest.mark.parametrize(("num_chunks", "num_bytes"), [(1, 1), (160, 40)])
+def test_memory_is_no_more_than_what_counts(
+    folder: Folder, kind: str, num_chunks: int, num_bytes: int
+) -> None:
+    past = Past(1 << 40) if kind == "memory" else on_disk(folder, 1 << 40)
+
+    def fill(first: int, last: int) -> None:
+        for number in range(first, last):
+            packets = [(chunk, np.zeros(num_bytes, np.uint8)) for chunk in range(num_chunks)]
+            past.append(number, packets)
+
+    fill(0, 10)
+    counted = past.num_bytes
+    tracemalloc.start()
+    try:
+        fill(10, 60)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken < past.num_bytes - counted
+    if kind == "files":  # whatever is in them
+        assert taken < 50 * ROUND_COSTS
+    past.close()
+
+
+def test_files_are_open_only_while_they_are_used(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(past_files, "FILE_BYTES", ROUND_BYTES)
+    past = on_disk(folder)
+    past.append(0, results(0))
+
+    def num_open() -> int:
+        opened = (file.path for file in psutil.Process().open_files())
+        return sum(Path(path).name.startswith("results-") for path in opened)
+
+    for number in range(1, 20):
+        past.append(number, results(number))
+    past.sync()
+    assert all(is_right(past, number) for number in range(20))
+    assert (len(list(folder.path.glob("results-*"))), num_open()) == (20, 1)
+    past.close()
+    assert num_open() == 0
+
+
+def test_nobody_waits_for_a_round_that_is_being_written(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session asks with its lock held: all its children would wait for this disk."""
+    past = on_disk(folder)
+    past.append(0, results(0))
+    writes, may_end = threading.Event(), threading.Event()
+    real = past_files.write
+
+    def slow(descriptor: int, pieces: list[Any]) -> int:
+        writes.set()
+        assert may_end.wait(20)
+        return real(descriptor, pieces)
+
+    monkeypatch.setattr(past_files, "write", slow)
+    writer = threading.Thread(target=past.append, args=(1, results(1)))
+    writer.start()
+    assert writes.wait(20)
+    told: list[int | None] = []
+
+    def ask() -> None:
+        past.need(1)
+        told.append(past.oldest)
+
+    asker = threading.Thread(target=ask, daemon=True)
+    asker.start()
+    asker.join(10)
+    may_end.set()
+    writer.join(20)
+    assert told == [0]
+    assert past.oldest == 1
+    past.close()
+
+
+def test_what_a_killed_server_left_is_durable_with_the_next_snapshot(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = on_disk(folder)
+    first.append(0, results(0))
+    first.close()
+    second = PastOnDisk(1 << 20, folder)
+    second.restore(1, NUM_CHUNKS)
+    second.start()
+    second.append(1, results(1))
+    synced = []
+    monkeypatch.setattr(
+        os, "fdatasync", lambda one: synced.append(os.path.realpath(f"/proc/self/fd/{one}"))
+    )
+    second.sync()
+    assert sorted(synced) == sorted(map(str, folder.path.glob("results-*")))
+    assert len(synced) == 2
+    second.sync()
+    assert len(synced) == 2  # nothing has been written since
+    second.close()

@@ -36,6 +36,7 @@ from tf_hips.callbacks.changes import changes
 from tf_hips.callbacks.folder import Backup, BackupFolder, damaged, read_json, sync
 from tf_hips.callbacks.peers import Peers
 from tf_hips.callbacks.snapshot import Entry
+from tf_hips.callbacks.writing import Writing
 
 _FORMAT = 3
 _META = handover.META
@@ -51,7 +52,8 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     Give it to `fit` on all workers, with one directory for all ranks of a party, on a file system
     that all of them see; parties may share it. It moves itself to the end of the callbacks, so it
-    saves what the others have changed. What is restored, and what is not: docs/resume.md.
+    saves what the others have changed. What is restored, and what is not: docs/resume.md. A disk
+    that is full ends no run: what could not be written is said, and the older backups stay.
     """
 
     def __init__(
@@ -111,6 +113,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         # Parties count and write their backups each for itself.
         site = self._peers.site
         self._folder = BackupFolder(self._directory / site if site else self._directory)
+        self._writing = Writing(self._peers, self._folder)
         self._others = resuming.put_last(self)
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -243,8 +246,8 @@ class BackupAndRestore(keras.callbacks.Callback):
     # Saving.
 
     def _save(self, epoch: int, step: int) -> None:
-        """Writes one backup; called on all ranks."""
-        peers, folder = self._peers, self._folder
+        """Writes one backup, unless the disk does not take it; called on all ranks."""
+        peers = self._peers
         has_seed = snapshot.global_seed_generator() is not None
         entries = snapshot.entries(self.model, metrics=step > 0, seed=has_seed)
         trained = snapshot.trained_by_each(self.model)
@@ -253,45 +256,28 @@ class BackupAndRestore(keras.callbacks.Callback):
         data_offset = None
         if peers.strategy is not None:
             data_offset = resuming.data_offset(self.model, self._epoch)
-
-        def start() -> list[int]:
-            numbers = [backup.number for backup in folder.backups()]
-            backup = Backup(max(numbers, default=0) + 1, epoch, step)
-            folder.start(backup)
-            return [backup.number, epoch, step]
-
-        backup = Backup(*peers.on_first(start))
-        draft = folder.draft(backup)
-        peers.together(lambda: self._write(draft, entries, own))
-
-        def finish() -> None:
-            for rank in range(peers.size):
-                if not (draft / f"rank-{rank}.json").exists():
-                    raise FileNotFoundError(
-                        "`directory` must be on a file system that all ranks share. Received: "
-                        f"{folder.path}, where rank 0 does not see what rank {rank} wrote"
-                    )
-            meta = {
-                "format": _FORMAT,
-                "facts": self._facts(),
-                "entries": [entry.kind for entry in entries],
-                "own": own,
-                "trained": trained,
-                "steps_per_epoch": (self.params or {}).get("steps"),
-                "data_offset": data_offset,
-                "place": place,
-                "fit": self._fit,
-                "trainable": self._trainable,
-                "optimizer": self._optimizers(),
-            }
-            (draft / _META).write_text(json.dumps(meta), encoding="utf-8")
-            folder.finish(backup)
-            if peers.backups is not None and place is not None:
-                peers.backups.note(place)
+        meta = {
+            "format": _FORMAT,
+            "facts": self._facts(),
+            "entries": [entry.kind for entry in entries],
+            "own": own,
+            "trained": trained,
+            "steps_per_epoch": (self.params or {}).get("steps"),
+            "data_offset": data_offset,
+            "place": place,
+            "fit": self._fit,
+            "trainable": self._trainable,
+            "optimizer": self._optimizers(),
+        }
+        self._writing.write(
+            epoch,
+            step,
+            lambda draft: self._write(draft, entries, own),
+            meta,
+            keep=self._keep,
             # Lists of gradients that come later may still read what was taken up.
-            folder.prune(self._keep, protected=self._resumed)
-
-        peers.on_first(finish)
+            protected=self._resumed,
+        )
 
     def _own(self, entries: list[Entry]) -> list[int]:
         """Which variables differ between ranks."""

@@ -141,6 +141,10 @@ class BackupFolder:
         """Where a backup is while it is written."""
         return self.path / f"{_WRITING}{backup.name}"
 
+    def drop(self, backup: Backup) -> None:
+        """Deletes what was written into `draft`, as far as it can be."""
+        shutil.rmtree(self.draft(backup), ignore_errors=True)
+
     def finish(self, backup: Backup) -> None:
         """Makes whole what was written into `draft`."""
         draft = self.draft(backup)

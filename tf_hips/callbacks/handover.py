@@ -31,17 +31,22 @@ def fetch(folder: BackupFolder, number: int, backups: Backups) -> list[int]:
         OSError: it cannot be written.
     """
     draft = Backup(number, 0, 0)
-    folder.start(draft)
-    intake = Intake(folder.draft(draft))
-    backups.fetch(intake)
-    _mark(folder.draft(draft))
-    told = named(intake.name)
-    if told is None:
-        raise ProtocolError(f"A backup of another party must be one. Received: {intake.name}")
-    backup = Backup(number, told.epoch, told.step)
-    if backup != draft:
-        folder.draft(draft).rename(folder.draft(backup))
-    folder.finish(backup)
+    try:
+        folder.start(draft)
+        intake = Intake(folder.draft(draft))
+        backups.fetch(intake)
+        _mark(folder.draft(draft))
+        told = named(intake.name)
+        if told is None:
+            raise ProtocolError(f"A backup of another party must be one. Received: {intake.name}")
+        backup = Backup(number, told.epoch, told.step)
+        if backup != draft:
+            folder.draft(draft).rename(folder.draft(backup))
+            draft = backup
+        folder.finish(backup)
+    except BaseException:
+        folder.drop(draft)
+        raise
     return [backup.number, backup.epoch, backup.step]
 
 

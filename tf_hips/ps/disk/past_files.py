@@ -3,6 +3,9 @@
 
     DIR/RUN/results-000003    header, then a record for each chunk of some rounds
 
+In memory there is only where each round lies, and open is only the file that is being written:
+there may be a million of rounds, of hundreds of chunks each, in thousands of files.
+
 They are no part of a run's state: rounds after the last snapshot are made again from the journal.
 Those before it are durable when the snapshot is, and are read again when the server is started
 again. When something cannot be written or read, what is older is forgotten, and the run goes on.
@@ -13,39 +16,40 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from tf_hips import log
 from tf_hips.errors import StateError
-from tf_hips.ops.checksum import crc32
 from tf_hips.ps.disk.file_format import RECORD, Header, Reader, to_record
 from tf_hips.ps.disk.journal import Folder, write
-from tf_hips.ps.terms.past import Past, Results
+from tf_hips.ps.terms.past import ROUND_BYTES, Past, Results
 from tf_hips.ps.terms.recorder import Kind, from_payload, to_payload
 
 # A file takes rounds until it is larger; what nobody needs is deleted by the file.
 FILE_BYTES = 64 << 20
 
 
+# Of a record in a file, beside its packet.
+_RECORD_BYTES = 64
+
+
 @dataclasses.dataclass(eq=False)
 class _File:
-    """A file of results."""
+    """A file of results, and how many rounds in it are kept."""
 
     path: Path
-    descriptor: int
     size: int = 0
-    rounds: set[int] = dataclasses.field(default_factory=set)
+    num_rounds: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
-class _Place:
-    """Where the packet of a chunk lies."""
+class _Place(NamedTuple):
+    """Where the records of a round lie, one after the other."""
 
-    chunk: int
-    offset: int
-    length: int
-    crc: int
+    file: _File
+    start: int
+    end: int
 
 
 class PastOnDisk(Past):
@@ -57,7 +61,9 @@ class PastOnDisk(Past):
         self._folder = folder
         self._files: list[_File] = []
         self._open: _File | None = None  # the one that is being written
-        self._places: dict[int, tuple[_File, list[_Place]]] = {}
+        self._descriptor = -1  # of that
+        self._unsynced: set[_File] = set()
+        self._places: dict[int, _Place] = {}
         self._may_write = False
 
     def start(self) -> None:
@@ -92,8 +98,15 @@ class PastOnDisk(Past):
                 first -= 1
             self._forget([number for number in self._places if number < first])
             for number in range(first, before):
-                _, places = self._places[number]
-                self._count(number, sum(place.length for place in places))
+                place = self._places[number]
+                self._count(number, ROUND_BYTES + place.end - place.start)
+
+    def need(self, number: int) -> None:
+        """Rounds before `number` are not needed any more; the next `append` deletes them.
+
+        Does not wait for one that is being written.
+        """
+        self._needed = max(self._needed, number)
 
     def results(self, number: int) -> Results:
         """What `append` got, read again.
@@ -104,60 +117,65 @@ class PastOnDisk(Past):
         with self._lock:
             if number in self._rounds:
                 return self._rounds[number]
-            file, places = self._places[number]
-            found = []
-            for place in places:
-                data = os.pread(file.descriptor, place.length, place.offset)
-                if len(data) != place.length or crc32(data) != place.crc:
-                    raise KeyError(number)
-                found.append((place.chunk, np.frombuffer(data, np.uint8)))
-            return found
+            place = self._places[number]
+            try:
+                return _read_round(place, number)
+            except (StateError, ValueError) as error:
+                raise KeyError(number) from error
 
     def sync(self) -> None:
         """Makes what was appended durable."""
         with self._lock:
-            descriptors = [os.dup(file.descriptor) for file in self._files]
+            files, self._unsynced = self._unsynced, set()
         try:
-            for descriptor in descriptors:
-                os.fdatasync(descriptor)
+            for file in files:
+                with contextlib.suppress(FileNotFoundError):  # nobody needs it any more
+                    descriptor = os.open(file.path, os.O_RDONLY)
+                    try:
+                        os.fdatasync(descriptor)
+                    finally:
+                        os.close(descriptor)
         except OSError as error:
             self._give_up(error)
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
 
     def close(self) -> None:
         """Closes the files, which stay."""
         with self._lock:
             self._may_write = False
-            for file in self._files:
-                os.close(file.descriptor)
-            self._files, self._open = [], None
-            for kept in (self._places, self._rounds, self._bytes):
+            self._close_open()
+            self._files = []
+            for kept in (self._places, self._rounds, self._bytes, self._unsynced):
                 kept.clear()
             self._total = 0
+
+    def _cost(self, results: Results) -> int:
+        return ROUND_BYTES + sum(_RECORD_BYTES + packet.nbytes for _, packet in results)
 
     def _keep(self, number: int, results: Results) -> None:
         if not self._may_write:
             return
         try:
             file = self._file()
-            places, pieces = [], []
-            end = file.size
+            pieces = []
             for chunk, packet in results:
                 payload = to_payload({"round": number, "chunk": chunk}, packet.data)
                 pieces += [to_record(Kind.RESULT, payload), *payload]
-                end += RECORD.size + sum(len(piece) for piece in payload)
-                crc = crc32(packet.data)
-                places.append(_Place(chunk, end - packet.nbytes, packet.nbytes, crc))
-            file.size += write(file.descriptor, pieces)
+            start = file.size
+            self._unsynced.add(file)
+            file.size += write(self._descriptor, pieces)
         except OSError as error:
-            self._open = None  # its end is not where it was thought to be
+            self._close_open()  # its end is not where it was thought to be
             self._give_up(error)
             return
-        file.rounds.add(number)
-        self._places[number] = file, places
+        self._put(number, _Place(file, start, file.size))
         del self._rounds[number]
+
+    def _put(self, number: int, place: _Place) -> None:
+        before = self._places.get(number)
+        if before is not None:
+            before.file.num_rounds -= 1
+        place.file.num_rounds += 1
+        self._places[number] = place
 
     def _give_up(self, error: OSError) -> None:
         with self._lock:
@@ -171,13 +189,20 @@ class PastOnDisk(Past):
     def _file(self) -> _File:
         """The file that the next round goes to."""
         if self._open is None or self._open.size > FILE_BYTES:
+            self._close_open()
             numbers = [int(path.name.partition("-")[2]) for path in self._paths()]
             path = self._folder.file("results", max([0, *numbers]) + 1)
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND
-            self._open = _File(path, os.open(path, flags, 0o600))
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
+            self._descriptor = os.open(path, flags, 0o600)
+            self._open = _File(path)
             self._files.append(self._open)
-            self._open.size = write(self._open.descriptor, [Header(self._folder.facts).to_bytes()])
+            self._open.size = write(self._descriptor, [Header(self._folder.facts).to_bytes()])
         return self._open
+
+    def _close_open(self) -> None:
+        if self._open is not None:
+            os.close(self._descriptor)
+            self._open = None
 
     def _paths(self) -> list[Path]:
         return sorted(self._folder.path.glob("results-*"))
@@ -187,34 +212,55 @@ class PastOnDisk(Past):
         try:
             if reader.header.facts != self._folder.facts:
                 raise StateError(f"{path} is another run's")
-            file = _File(path, os.open(path, os.O_RDONLY))
+            file = _File(path)
             self._files.append(file)
-            found: dict[int, list[_Place]] = {}
+            self._unsynced.add(file)  # who wrote it may have been killed before
+            found: dict[int, tuple[_Place, int]] = {}
             for _, payload in reader.records():
-                fields, data = from_payload(payload)
+                number = from_payload(payload)[0]["round"]
                 end = reader.end + RECORD.size + len(payload)
-                place = _Place(fields["chunk"], end - len(data), len(data), crc32(data))
-                found.setdefault(fields["round"], []).append(place)
+                place, count = found.get(number, (_Place(file, reader.end, reader.end), 0))
+                found[number] = place._replace(end=end), count + 1
         finally:
             reader.close()
-        for number, places in found.items():
-            if number < before and len(places) == num_chunks:
-                file.rounds.add(number)
-                self._places[number] = file, places
+        for number, (place, count) in found.items():
+            if number < before and count == num_chunks:
+                self._put(number, place)
 
     def _forget(self, numbers: Sequence[int]) -> None:
         super()._forget(numbers)
         for number in numbers:
-            self._places.pop(number, None)
-        for file in self._files:
-            file.rounds.difference_update(numbers)
+            place = self._places.pop(number, None)
+            if place is not None:
+                place.file.num_rounds -= 1
         if self._may_write:
             self._drop_empty()
 
     def _drop_empty(self) -> None:
         for file in list(self._files):
-            if not file.rounds and file is not self._open:
+            if file.num_rounds == 0 and file is not self._open:
                 self._files.remove(file)
-                os.close(file.descriptor)
+                self._unsynced.discard(file)
                 with contextlib.suppress(OSError):
                     file.path.unlink()
+
+
+def _read_round(place: _Place, number: int) -> Results:
+    """The pairs of chunk and packet that lie at `place`.
+
+    Raises:
+        StateError, ValueError: round `number` does not.
+    """
+    reader = Reader(place.file.path)
+    try:
+        reader.end, found = place.start, []
+        for _, payload in reader.records():
+            fields, data = from_payload(payload)
+            if fields.get("round") != number:
+                break
+            found.append((fields["chunk"], np.frombuffer(data, np.uint8)))
+            if reader.end + RECORD.size + len(payload) == place.end:
+                return found
+    finally:
+        reader.close()
+    raise ValueError(f"{place.file.path} has changed")

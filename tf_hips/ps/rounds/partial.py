@@ -19,10 +19,12 @@ Invariants:
   fill the memory.
 """
 
+import collections
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from tf_hips.ps.terms.past import Packet
+from tf_hips.ps.terms.spans import Span, Spans
 
 TOO_LATE = (
     ". This site is too far behind: the results of older rounds are not kept. Started again with "
@@ -74,7 +76,7 @@ class Partial:
         self._workers = tuple(workers)
         self._chunks = frozenset(chunks)
         self._carries = carries
-        self._missed: dict[int, set[int]] = {}
+        self._missed: dict[int, Spans] = collections.defaultdict(Spans)  # of each child
         self._late: dict[Key, Late] = {}
         self._pending: set[Key] = set()
         self._dropped: set[Key] = set()  # unfinished ones; for messages only
@@ -82,7 +84,7 @@ class Partial:
 
     def has_missed(self, number: int, child: int) -> bool:
         """Whether round `number` was closed without `child`, and its update has not come since."""
-        return child in self._missed.get(number, ())
+        return child in self._missed and number in self._missed[child]
 
     def awaits(self, number: int, child: int, durable: int | None = None) -> bool:
         """Whether a late update of `child` is to be taken before it gets its results.
@@ -157,7 +159,8 @@ class Partial:
         """
         if not packets:
             return
-        self._missed[number] = set(packets)
+        for child in packets:
+            self._missed[child].add(number)
         if self._carries:
             for child, held in packets.items():
                 if not held and child in weights:
@@ -196,23 +199,23 @@ class Partial:
 
     def forget_before(self, oldest: int) -> None:
         """Rounds before `oldest` are not kept any more: nobody delivers in them."""
-        for number in [number for number in self._missed if number < oldest]:
-            for child in self._missed.pop(number):
-                self._late.pop((child, number), None)
+        for child, number in list(self._late):
+            if number < oldest and self.has_missed(number, child):
+                del self._late[child, number]
+        for spans in self._missed.values():
+            spans.drop_before(oldest)
         for key in [key for key in self._positions if key[1] < oldest]:
             del self._positions[key]
         self._dropped = {key for key in self._dropped if key[1] >= oldest}
 
-    def kept(self) -> tuple[list[list[object]], list[tuple[Key, Late]]]:
-        """What is restored: missed rounds with their children, and late updates."""
-        missed: list[list[object]] = [
-            [number, sorted(children)] for number, children in sorted(self._missed.items())
-        ]
+    def kept(self) -> tuple[list[tuple[int, list[Span]]], list[tuple[Key, Late]]]:
+        """What is restored: children with the rounds that they have missed, and late updates."""
+        missed = [(child, list(spans)) for child, spans in sorted(self._missed.items())]
         return missed, sorted(self._late.items())
 
-    def restore_missed(self, rounds: Iterable[tuple[int, Sequence[int]]]) -> None:
-        """Takes the missed rounds of `kept`."""
-        self._missed = {number: set(children) for number, children in rounds}
+    def restore_missed(self, child: int, spans: Iterable[Span]) -> None:
+        """Takes the rounds that `child` has missed, of `kept`."""
+        self._missed[child] = Spans(spans)
 
     def restore_packet(self, number: int, child: int, chunk: int, packet: Packet) -> None:
         """Takes a packet of a late update of `kept`; none is dropped, for some are not yet whole.
@@ -230,7 +233,7 @@ class Partial:
         late.packets[chunk] = packet
         if late.packets.keys() == self._chunks:
             self._pending.add((child, number))
-            self._missed.get(number, set()).discard(child)
+            self._missed[child].discard(number)
 
     def _bound(self, child: int) -> None:
         """Drops what is too much of the unfinished updates of `child`: those of oldest rounds.
@@ -245,7 +248,7 @@ class Partial:
         for number in begun[:-MOST_BEGUN]:
             del self._late[child, number]
             self._positions.pop((child, number), None)
-            self._missed.get(number, set()).discard(child)
+            self._missed[child].discard(number)
             self._dropped.add((child, number))
 
     def _forget_weights(self, child: int) -> None:

@@ -493,7 +493,7 @@ def _partial_entries(partial: Partial | None) -> Iterator[Entry]:
         return
     missed, late = partial.kept()
     weights = [[*key, one.weight] for key, one in late if not one.packets]
-    yield Kind.MISSED, {"rounds": missed, "weights": weights}, b""
+    yield Kind.MISSED, {"spans": missed, "weights": weights}, b""
     for (child, number), one in late:
         for chunk, packet in sorted(one.packets.items()):
             fields = {"round": number, "child": child, "chunk": chunk, "weight": one.weight}
@@ -503,7 +503,8 @@ def _partial_entries(partial: Partial | None) -> Iterator[Entry]:
 def _restore_partial(partial: Partial, kind: Kind, fields: dict[str, Any], data: Buffer) -> None:
     """Takes an entry of `_partial_entries`."""
     if kind == Kind.MISSED:
-        partial.restore_missed(fields["rounds"])
+        for child, spans in fields["spans"]:
+            partial.restore_missed(child, spans)
         for child, number, weight in fields.get("weights", []):
             partial.weigh(number, child, weight)
         return

@@ -5,7 +5,8 @@
 
 A child that was killed starts from its last backup and does the rounds since again; it gets the
 results that the others got then. So rounds are kept from the oldest backup on, as children tell,
-but never more than a limit of bytes: a child whose backup is older cannot come back.
+but never more than a limit of bytes: a child whose backup is older cannot come back. What Python's
+objects take counts, too: packets may be of a few bytes each.
 
 Here in memory; in files, where a server keeps its runs: `past_files`.
 
@@ -21,6 +22,9 @@ import numpy.typing as npt
 
 MOST_IN_MEMORY = 256 << 20
 """Bytes that a server keeps in memory of what is over, whatever it may keep on disk."""
+
+# Of Python's objects, beside the bytes of packets.
+ROUND_BYTES, _PACKET_BYTES = 512, 256
 
 Packet = npt.NDArray[np.uint8]
 Results = Sequence[tuple[int, Packet]]
@@ -53,7 +57,7 @@ class Past:
             if self._bytes and number != self._oldest + len(self._bytes):
                 self._forget(list(self._bytes))
             self._rounds[number] = results
-            self._count(number, sum(packet.nbytes for _, packet in results))
+            self._count(number, self._cost(results))
             self._keep(number, results)
             self._trim()
 
@@ -63,13 +67,12 @@ class Past:
 
     @property
     def oldest(self) -> int | None:
-        """The oldest round that is kept; None: no round is."""
-        with self._lock:
-            return self._oldest if self._bytes else None
+        """The oldest round that is kept; None: no round is. Does not wait for one being written."""
+        return self._oldest if self._bytes else None
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all that is kept."""
+        """About what all that is kept takes, in bytes."""
         with self._lock:
             return self._total
 
@@ -112,6 +115,10 @@ class Past:
             self._oldest = number
         self._bytes[number] = num_bytes
         self._total += num_bytes
+
+    def _cost(self, results: Results) -> int:
+        """About what a round takes, in bytes."""
+        return ROUND_BYTES + sum(_PACKET_BYTES + packet.nbytes for _, packet in results)
 
     def _keep(self, number: int, results: Results) -> None:
         """Puts away what is in memory."""
