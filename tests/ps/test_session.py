@@ -5,11 +5,13 @@ import concurrent.futures
 import logging
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from tests.support.eventually import eventually
 from tf_hips.errors import PeerError, ProtocolError
+from tf_hips.ps import rules
 from tf_hips.ps.calls.wait_limits import Limits
 from tf_hips.ps.session.members import Caller, Terms
 from tf_hips.ps.session.session import Session
@@ -279,3 +281,64 @@ def test_far_larger_is_against_the_lesser_median_of_the_others() -> None:
     assert far_larger([100, 1, 1, 90, 1]) == [(0, 1), (3, 1)]
     assert far_larger([4, 32, 40]) == [(2, 4)]
     assert far_larger([5]) == []
+
+
+class Joining:
+    """Parties `a`, `b` and `c` that join one after the other, each on some terms."""
+
+    def __init__(self, rule: str) -> None:
+        terms = Terms(("a", "b", "c"), None, None, 1 << 30, rule=rules.parse(rule).text)
+        self.session = Session(terms)
+        self.pool = concurrent.futures.ThreadPoolExecutor(8)
+
+    def join(
+        self, child: int, *, seed: int = 7, compression: str = "fp32", workers: int = 1
+    ) -> concurrent.futures.Future[dict[str, object]]:
+        """Begins to join; returns when it is taken in, or refused."""
+        caller = Caller(child, f"p{child}", PATIENCE_S)
+        future = self.pool.submit(self.session.join, caller, workers, compression, "same", seed)
+        children = self.session._members.children
+        eventually(
+            lambda: future.done() or child in children, PATIENCE_S, changed=self.session.changed
+        )
+        return future
+
+
+@pytest.mark.parametrize(
+    ("rule", "lie", "text"),
+    [
+        ("median(f=1)", {"seed": 8}, "`seed`. Site `a` has 7. Received: seed=8 from site `c`"),
+        ("median(f=1)", {"compression": "onebit"}, "`compression`. Site `a` has fp32"),
+        ("detox(r=3) >> median", {"workers": 2}, "1 of site `a`, 2 of site `c`"),
+    ],
+)
+def test_below_a_robust_rule_who_comes_first_on_other_terms_is_put_out(
+    rule: str, lie: dict[str, Any], text: str
+) -> None:
+    run = Joining(rule)
+    liar, b = run.join(2, **lie), run.join(1)
+    assert not b.done()
+    a = run.join(0)
+    with pytest.raises(ProtocolError) as caught:
+        liar.result(PATIENCE_S)
+    assert text in str(caught.value)
+    with pytest.raises(ProtocolError):
+        run.join(2, **lie).result(PATIENCE_S)  # and so is who comes after the first party
+    run.join(2)
+    assert [one.result(PATIENCE_S)["child"] for one in (a, b)] == [0, 1]
+
+
+def test_below_another_rule_terms_are_those_of_who_comes_first() -> None:
+    run = Joining("mean")
+    run.join(2, seed=8)
+    with pytest.raises(ProtocolError, match=r"`seed`\. Site `c` has 8\. Received: seed=7"):
+        run.join(0).result(PATIENCE_S)
+    with run.session.changed:
+        run.session._waiting.end("the test is over")
+
+
+def test_nobody_brings_a_leaf_of_the_name_of_another_party() -> None:
+    run = Joining("mean")
+    caller = Caller(2, "p", PATIENCE_S)
+    with pytest.raises(ProtocolError, match="Received: `b` twice, as b and as c/b"):
+        run.session.join(caller, 1, "fp32", "same", 7, leaves=(("b", 1),))

@@ -1,24 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """Party servers with a robust rule of their own below a synchronous one: a liar in each party."""
 
+import threading
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.ps.parties import serving, together
+from tests.ps.parties import DEADLINE_S, serving, together
+from tests.ps.test_restart import Later
 from tests.ps.trees import Node, addresses_of, leaves_of, serving_tree
 from tests.support.certs import Certificates
+from tests.support.eventually import eventually
 from tf_hips import robust
 from tf_hips.config import Uplink
-from tf_hips.errors import ConfigError, ProtocolError, StateError
+from tf_hips.errors import ConfigError, PeerError, ProtocolError, StateError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
 from tf_hips.ps.rules.robust import robust_weight
 from tf_hips.ps.server.server import Server
+from tf_hips.ps.session.first_sync import FirstSync
+from tf_hips.ps.session.members import Caller, Child, Terms
 from tf_hips.ps.session.settings import ServerConfig, terms_of
+from tf_hips.ps.session.state import State
+from tf_hips.ps.session.waiting import Waiting
 from tf_hips.ps.terms.model import Model
+from tf_hips.ps.terms.recorder import Recorder
+from tf_hips.ps.terms.tree import Place
 
 pytestmark = pytest.mark.heavy  # servers start in most of these
 
@@ -105,6 +114,49 @@ def test_a_liar_in_each_party(certificates: Certificates, local: str, above: str
             )
             np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
             assert np.abs(found / (0.5 if name == "fedavg" else 1.0) - 1.0).max() < 0.5
+
+
+def test_a_leaf_that_describes_other_first_weights_is_refused_alone(
+    certificates: Certificates,
+) -> None:
+    """Though it comes first: its server asks above for what most leaves say."""
+    weights = [np.ones((3, 2), np.float32)]
+    with (
+        serving_tree(certificates, TREE, rule="mean", below={"rule": "median"}) as servers,
+        leaves_of(certificates, TREE, addresses_of(servers), shapes=SHAPES) as members,
+    ):
+        liar, session = members[5], servers["east"]._session
+        lies = Later(lambda: liar.client.first_sync([np.zeros(7, np.float32)]))
+        eventually(lambda: session.first_sync._said, DEADLINE_S, changed=session.changed)
+        honest = [one for one in members if one is not liar]
+        for got in together(*(lambda one=one: one.client.first_sync(weights) for one in honest)):
+            np.testing.assert_array_equal(got[0], weights[0])
+        with pytest.raises(ProtocolError, match=r"The server above .* and site `east1` .here. dif"):
+            lies.result()
+        liar.client.first_sync(weights)
+        rows = [np.full(sum(SIZES), 1.0, np.float32)] * 12
+        together(
+            *(
+                lambda m=m, row=row: m.client.exchange(0, packets_of(row))
+                for m, row in zip(members, rows, strict=True)
+            )
+        )
+
+
+def test_without_a_majority_the_first_leaf_says_which_first_weights_come() -> None:
+    terms = Terms(("a", "b", "c", "d"), "fp32", "fp32", 1 << 20, robust="median", site="west")
+    state = State(terms, threading.Condition(), Recorder())
+    for place, site in enumerate(terms.parties):
+        state.members.children[place] = Child("p", 1, "fp32", "fp32", 7, leaves=((site, 1),))
+    leaves = (("z", 1), *((site, 1) for site in terms.parties))
+    state.start(Place(1, leaves, "fp32", "fp32", "mean", "run", 0, 5))
+    waiting = Waiting(state.changed, state.members, lambda: None)
+    sync = FirstSync(state, state.changed, waiting, lambda caller: None, lambda: None)
+    for child, num_bytes in enumerate((8, 4, 4, 12)):
+        assert sync.wanted is None
+        with pytest.raises(PeerError, match="have not begun" if child < 3 else "server above"):
+            sync.begin(Caller(child, "p", 0.0), ["float32[1]"], num_bytes)
+    assert sync.wanted == (("float32[1]",), 8)
 
 
 def robust_above(text: str) -> bool:

@@ -2,11 +2,14 @@
 """The calls of the first synchronisation: child 0 sends its weights, the others fetch them.
 
 With a server above, child 0 sends only where it stands first in the whole tree. Elsewhere all
-children fetch what comes down from there (`wanted`, `describe`, `take`).
+children fetch what comes down from there (`wanted`, `describe`, `take`). Which weights those are,
+the server must say above: as the child says that comes first, or below a robust rule as most say,
+because others than those of the run would end it.
 
 Part of a session, and under its lock. The bytes are kept by `weights`.
 """
 
+import collections
 import functools
 import threading
 from collections.abc import Callable, Iterator
@@ -19,6 +22,7 @@ from tf_hips.ps.terms.recorder import Kind
 from tf_hips.ps.transport import wire
 
 _FIRST_WEIGHTS = "the first weights"
+Described = tuple[tuple[str, ...], int]
 
 
 class FirstSync:
@@ -47,7 +51,8 @@ class FirstSync:
         self._joined = check
         self._settle = settle
         self._site = state.members.site
-        self.wanted: tuple[tuple[str, ...], int] | None = None  # what a child waits for from above
+        self.wanted: Described | None = None  # what children wait for from above
+        self._said: dict[int, Described] = {}  # what each has said, before that
 
     @property
     def comes_from_above(self) -> bool:
@@ -98,7 +103,8 @@ class FirstSync:
                 )
             from_above = self.comes_from_above
             if from_above and self.wanted is None:
-                self.wanted = weights, num_bytes
+                self._said[caller.child] = weights, num_bytes
+                self.wanted = self._most()
                 self._changed.notify_all()
             if caller.child == 0 and not from_above and not (has_returned and held.are_whole):
                 self._describe(weights, num_bytes)
@@ -109,7 +115,7 @@ class FirstSync:
                 Wait(
                     _FIRST_WEIGHTS,
                     lambda: self._state.weights.is_described,
-                    lambda: f"{self._sender} has not begun to send the first weights",
+                    self._missing,
                     self._needs,
                 ),
             )
@@ -189,6 +195,24 @@ class FirstSync:
     @property
     def _sender(self) -> str:
         return "the server above" if self.comes_from_above else f"site `{self._site(0)}`"
+
+    def _most(self) -> Described | None:
+        """What the server asks for above; None: below a robust rule, more must have said it.
+
+        Without a majority among all of them it is what child 0 says.
+        """
+        members = self._state.members
+        [(found, count)] = collections.Counter(self._said.values()).most_common(1)
+        if members.doubting_rule is None or 2 * count > len(members.children):
+            return found
+        return self._said[0] if len(self._said) == len(members.children) else None
+
+    def _missing(self) -> str:
+        if self.comes_from_above and self.wanted is None:
+            members = self._state.members
+            names = members.names(set(members.children) - set(self._said))
+            return f"the parties {names} have not begun the first synchronisation"
+        return f"{self._sender} has not begun to send the first weights"
 
     def _needs(self) -> list[int]:
         return [] if self.comes_from_above else [0]

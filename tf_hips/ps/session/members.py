@@ -1,18 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who is in a run: the terms it was begun on, and the children that have joined.
 
+All must join on the same terms: each on those of all that are there, or below a robust rule that
+the server was told, where one that comes first may lie, on those of child 0, which is trusted
+anyway. Who is there on other terms when that comes is put out.
+
 Invariant: a child that is refused changes nothing.
 """
 
 import dataclasses
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from tf_hips.errors import LibraryError, ProtocolError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ps import rules
 from tf_hips.ps.rules import leaves as leaf_rules
-from tf_hips.ps.rules.votes import Votes, why_not_child
+from tf_hips.ps.rules.votes import Votes
+from tf_hips.ps.session.alike import why_unlike
 from tf_hips.ps.terms.assignment import WHOLE, Shard
 from tf_hips.ps.terms.model import Model, first_difference
 from tf_hips.ps.terms.past import MOST_IN_MEMORY
@@ -111,6 +116,7 @@ class Child:
     num_joining: int = 0  # Join calls that wait; one may be a lost connection's
     groups: int = 0  # of its workers with batches of their own; 0: each worker has
     num_returns: int = 0  # processes that have taken over from one before them
+    why_out: str | None = None  # why it was put out while it waited for others
     backup: tuple[int, int] | None = None  # round and gather that it can come back to
 
     def __post_init__(self) -> None:
@@ -392,6 +398,8 @@ class Members:
                 raise self.second_process(position)
             self._check_terms(position, child)
             self.children[position] = known = child
+            if position == 0 and self._doubts:
+                self._put_out_unlike(child)
         return known
 
     def known(self, caller: Caller) -> Child:
@@ -450,18 +458,17 @@ class Members:
                 continue
             is_apart = rules.parse(other.rule).is_asynchronous  # and counts rounds of its own
             is_apart &= self.terms.site is None or self.has_own_rule
+            there, here = self.site(place), self.site(position)
             if other.first_round != first_round and not is_apart:
                 raise ProtocolError(
-                    "All parties must go on from the same step. Received: site "
-                    f"`{self.site(place)}` begins with round {other.first_round}, and site "
-                    f"`{self.site(position)}` with round {first_round}"
+                    f"All parties must go on from the same step. Received: site `{there}` begins "
+                    f"with round {other.first_round}, and site `{here}` with round {first_round}"
                 )
             text = first_difference(other.model.shapes, model.shapes, "tensor")
             if text is not None:
                 raise ProtocolError(
-                    f"All parties must train the same model. Site "
-                    f"`{self.site(place)}` (there) and site "
-                    f"`{self.site(position)}` (here) differ: {text}"
+                    f"All parties must train the same model. Site `{there}` (there) and site "
+                    f"`{here}` (here) differ: {text}"
                 )
 
     def _check_terms(self, position: int, child: Child) -> None:
@@ -481,9 +488,7 @@ class Members:
         merging = child.rule if self.terms.site is None else self.terms.robust
         if merging is not None:
             is_leaf = child.leaves == ((here, child.workers),)
-            workers = {self.site(one): known.workers for one, known in others.items()}
-            why_not = why_not_child(merging, here, is_leaf, child.workers, workers)
-            why_not = why_not or leaf_rules.why_not_child(merging, here, is_leaf, child.paths)
+            why_not = leaf_rules.why_not_child(merging, here, is_leaf, child.paths)
             if why_not is not None:
                 raise ProtocolError(why_not)
         num_leaves = sum(len(known.leaves) for known in others.values()) + len(child.leaves)
@@ -502,17 +507,35 @@ class Members:
                 f"The names of a tree must have at most {_MOST_TREE_BYTES} bytes, as all of it is "
                 f"told in one message. Received: {num_bytes} with those of site `{here}`"
             )
-        check_names(paths, self.terms.site)
-        for other, known in self.children.items():
-            for what in ("compression", "downlink", "rule", "seed", "above"):
-                if what == "above" and None in (known.above, child.above):
-                    continue  # who wishes for nothing takes what others wish for
-                if other != position and getattr(known, what) != getattr(child, what):
-                    raise ProtocolError(
-                        f"All parties must agree on `{what}`. Site `{self.site(other)}` has "
-                        f"{getattr(known, what)}. Received: {what}={getattr(child, what)} "
-                        f"from site `{here}`"
-                    )
+        # Nor may a leaf have the name of a party that has yet to come, which would be refused then.
+        awaited = [self.site(one) for one in self.absent() - {position}]
+        check_names([*sorted(awaited), *paths], self.terms.site)
+        if self._doubts:
+            others = {0: others[0]} if 0 in others else {}
+        why_not = self._why_unlike(position, child, others)
+        if why_not is not None:
+            raise ProtocolError(why_not)
+
+    @property
+    def _doubts(self) -> bool:
+        """Whether some of the children may lie, by a rule that none of them has brought."""
+        told = self.terms.rule if self.terms.site is None else self.terms.robust
+        return told is not None and rules.parse(told).is_robust
+
+    def _why_unlike(self, position: int, child: Child, others: Mapping[int, Child]) -> str | None:
+        """How a child differs from `others` in what all must have in common; None: in nothing."""
+        merging = child.rule if self.terms.site is None else self.terms.robust
+        named = {self.site(one): known for one, known in others.items()}
+        is_leaf = child.leaves == ((self.site(position), child.workers),)
+        return why_unlike(self.site(position), child, named, merging, is_leaf=is_leaf)
+
+    def _put_out_unlike(self, first: Child) -> None:
+        """Child 0 has come: who is there on other terms than `first` must go."""
+        for position, child in list(self.children.items()):
+            if position != 0:
+                child.why_out = self._why_unlike(position, child, {0: first})
+                if child.why_out is not None:
+                    del self.children[position]
 
 
 def no_quorum(rule: str, source: str) -> str:

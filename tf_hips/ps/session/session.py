@@ -352,7 +352,8 @@ class Session(Departing):
                     # another connection has not: the end of the first may be noticed late.
                     del members.children[caller.child]
             if not is_known:
-                raise members.second_process(caller.child)
+                out = known.why_out
+                raise ProtocolError(out) if out else members.second_process(caller.child)
             first, all_leaves = members.whole(caller.child)
             first_group, num_groups = members.groups_of(caller.child)
             place = members.place
