@@ -380,7 +380,7 @@ def test_a_round_in_which_all_rows_are_refused_is_an_error(text: str) -> None:
 FACTORS = (0.0, -1.0, 100.0, 1e12)
 
 
-@pytest.mark.parametrize("codec", ["onebit", "terngrad(bitwidth=2)"])
+@pytest.mark.parametrize("codec", ["onebit", "terngrad(bitwidth=2)", "qsgd", "int8", "fp8"])
 @pytest.mark.parametrize("factor", FACTORS)
 @pytest.mark.parametrize("text", [*WHOLE, CLIPPING])
 def test_a_lying_scale_is_bounded(text: str, factor: float, codec: str) -> None:

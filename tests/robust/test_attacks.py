@@ -14,6 +14,7 @@ from tests.robust import oracle
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
 from tf_hips.ops.compressor import CHUNK
+from tf_hips.ops.registry import REGISTRY
 from tf_hips.robust import attacks
 from tf_hips.robust.attack_params import DIRECTIONS
 
@@ -155,8 +156,12 @@ def test_labels() -> None:
         attacks.flip_labels(np.arange(11), 10)
 
 
-@pytest.mark.parametrize("text", ["onebit", "error_feedback(onebit)", "terngrad(bitwidth=4)"])
-@pytest.mark.parametrize("n", [100, CHUNK + 33])
+SCALED = ("onebit", "error_feedback(onebit)", "terngrad(bitwidth=4)", "qsgd(bits=4, bucket=64)")
+SCALED += ("int8", "error_feedback(int8(block=1024))", "fp8(format=e4m3)", "fp8(format=e5m2)")
+
+
+@pytest.mark.parametrize("text", SCALED)
+@pytest.mark.parametrize("n", [1, 100, CHUNK + 33])
 def test_a_header_lies_about_the_scale(text: str, n: int) -> None:
     compressor = compressors.parse(text)
     values = np.random.default_rng(0).standard_normal(n).astype(np.float32)
@@ -166,8 +171,20 @@ def test_a_header_lies_about_the_scale(text: str, n: int) -> None:
     found = native.decode(compressor.codec, lying, n)
     np.testing.assert_allclose(found, 1000 * honest, rtol=1e-4)
     assert packets.size == lying.size
-    with pytest.raises(ValueError, match="onebit, terngrad"):
-        attacks.lie_about_scale(compressors.parse("fp16"), packets, n, 2.0)
+
+
+def test_every_codec_with_a_float_for_many_elements_has_a_scale() -> None:
+    """As the specifications' headers lay out their packets."""
+    without = set(REGISTRY) - set(attacks.SCALED)
+    assert without == {
+        *("bf16", "fp16", "fp32", "natural"),  # each element by itself
+        *("bisparse", "dgc", "graddrop", "randomk", "topk"),  # values of those that are sent
+        *("hips2bit", "tbq"),  # the threshold is a parameter, and in the hash of the codec
+    }
+    for name in without:
+        assert not attacks.has_scale(compressors.parse(name))
+    with pytest.raises(ValueError, match="must be one of onebit, terngrad, fp8, int8, qsgd"):
+        attacks.lie_about_scale(compressors.parse("fp16"), np.zeros(9, np.uint8), 1, 2.0)
 
 
 def test_who_lies() -> None:

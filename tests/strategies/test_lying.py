@@ -302,8 +302,10 @@ def test_gradients_and_movements_of_who_lies_in_packets_are_honest():
 
 def test_a_lie_about_a_scale_needs_packets_that_have_one():
     adversary = Adversary(attacks.lying_scale(), 1)
-    for text in ("fp16", "topk(ratio=0.1)", "error_feedback(qsgd)"):
-        with pytest.raises(ConfigError, match=r"a scale to lie about: onebit or terngrad.*with ly"):
+    for text in ("fp16", "topk(ratio=0.1)", "error_feedback(tbq)"):
+        with pytest.raises(
+            ConfigError, match=r"a scale to lie about: onebit, ter.*qsgd\. .*with ly"
+        ):
             lying.simulate_liars(_Party(0, text), adversary)
     party = _Party(0, "mixed(onebit, below=1000)")
     lying.simulate_liars(party, adversary)

@@ -29,8 +29,17 @@ PACKET_NAMES = attack_params.PACKETS
 """Attacks on packets."""
 NAMES = tuple(name for name in attack_params.PARAMS if name not in PACKET_NAMES)
 """All attacks on gradients."""
-# Where a packet's body holds the floats that all of its elements are made of.
-_SCALES = {"onebit": (0, 4), "terngrad": (2, 6)}
+# Where a packet's body holds the first of the floats that its elements are made of; and the codec's
+# parameter that says for how many elements there is one, None: there are two for all.
+_SCALES: dict[str, tuple[int, str | None]] = {
+    "onebit": (0, None),
+    "terngrad": (2, None),
+    "fp8": (0, "block"),
+    "int8": (0, "block"),
+    "qsgd": (0, "bucket"),
+}
+SCALED = tuple(_SCALES)
+"""Codecs whose packets have scales. Others send values of elements, or take a threshold of all."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -313,10 +322,10 @@ def has_scale(compressor: Compressor) -> bool:
 
 
 def lie_about_scale(compressor: Compressor, packets: Bytes, n: int, factor: float) -> Bytes:
-    """Packets whose codes are honest, and whose scale is `factor` times what it was.
+    """Packets whose codes are honest, and whose scales are `factor` times what they were.
 
     Args:
-        compressor: onebit or terngrad, with error feedback or not.
+        compressor: one of SCALED, with error feedback or not.
         packets: all packets of n elements; not changed.
         n: elements.
         factor: what the scale is multiplied with; NaN and infinities, too.
@@ -326,17 +335,18 @@ def lie_about_scale(compressor: Compressor, packets: Bytes, n: int, factor: floa
     """
     codec = compressor.codec
     if not has_scale(compressor):
-        known = ", ".join(_SCALES)
+        known = ", ".join(SCALED)
         raise ValueError(f"the compressor must be one of {known}. Received: {compressor.text}")
+    offset, block = _SCALES[codec.name]
     lying = np.array(packets, np.uint8, copy=True)
     at = 0
     for size in packet_sizes(n):
-        for offset in _SCALES[codec.name]:
-            where = slice(at + PREFIX_BYTES + offset, at + PREFIX_BYTES + offset + 4)
-            value = np.frombuffer(lying[where].tobytes(), np.float32)
-            with np.errstate(all="ignore"):
-                scaled = (value * np.float32(factor)).astype(np.float32)
-            lying[where] = np.frombuffer(scaled.tobytes(), np.uint8)
+        count = 2 if block is None else -(-size // int(dict(codec.params)[block]))
+        begin = at + PREFIX_BYTES + offset
+        scales = np.frombuffer(lying[begin : begin + 4 * count].tobytes(), "<f4")
+        with np.errstate(all="ignore"):
+            scaled = (scales * np.float32(factor)).astype("<f4")
+        lying[begin : begin + 4 * count] = np.frombuffer(scaled.tobytes(), np.uint8)
         at += codec.wire_bytes(size)
     return lying
 

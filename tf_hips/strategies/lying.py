@@ -268,8 +268,8 @@ def _check_scale(up: Compressor, attack: Attack, sizes: Sequence[int] | None = N
         if any(attacks.has_scale(codec) for codec in codecs):
             return
     raise ConfigError(
-        "`compression` must give packets a scale to lie about: onebit or terngrad. Received: "
-        f"{up.text} with {attack}"
+        f"`compression` must give packets a scale to lie about: {', '.join(attacks.SCALED)}. "
+        f"Received: {up.text} with {attack}"
     )
 
 
