@@ -7,6 +7,7 @@ from compll.backends.c_common import Lines, param_names
 from compll.backends.cuda_alone import alone_tiles
 from compll.backends.cuda_kernels import Kernels, grid_of
 from compll.backends.cuda_scope import Side
+from compll.backends.kept import decode_fails
 from compll.backends.layout import LengthExpressions
 from compll.ir import nodes
 from compll.ir.types import FLOAT, UInt
@@ -334,9 +335,11 @@ class Host:
             lines.add("// The specification has no Encode.")
             lines.add(
                 "int32_t encode(const double*, const TfHipsKey*, const float*, const float*, "
-                "float*, int64_t,"
+                "float*,"
             )
-            lines.open("               uint8_t*, int64_t, void*, int64_t, void*) {")
+            lines.open(
+                "               uint64_t*, int64_t, uint8_t*, int64_t, void*, int64_t, void*) {"
+            )
             lines.add("return TF_HIPS_NOT_PROVIDED;")
             lines.close()
             lines.add("")
@@ -346,12 +349,10 @@ class Host:
             return
         lines.add(
             "int32_t encode(const double* values, const TfHipsKey* key, const float* gradient,",
-            "               const float* residual, float* new_residual, int64_t n, "
-            "uint8_t* packets,",
+            "               const float* residual, float* new_residual, uint64_t* report,",
+            "               int64_t n, uint8_t* packets, int64_t capacity, void* scratch,",
         )
-        lines.open(
-            "               int64_t capacity, void* scratch, int64_t room, void* stream_pointer) {"
-        )
+        lines.open("               int64_t room, void* stream_pointer) {")
         lines.add("const ScopedExactDenormals exact;")
         if decode is None:
             lines.add("if (residual != nullptr) return TF_HIPS_NOT_PROVIDED;")
@@ -369,6 +370,7 @@ class Host:
             "call.value = new_residual;",
             "call.in = residual == nullptr ? gradient : new_residual;",
         )
+        reads_again = decode is not None and not function.kernels.decodes_tiles
         if not function.kernels.takes_sum:
             lines.open("if (residual != nullptr) {")
             lines.add(
@@ -386,7 +388,7 @@ class Host:
                 "call.rest.mode = TF_HIPS_RESIDUAL;",
             )
         lines.add("run_encode(call, stream);")
-        if decode is None or function.kernels.decodes_tiles:
+        if not reads_again:
             lines.add("static_cast<void>(own);")
         else:
             lines.open("if (residual != nullptr) {")
@@ -396,16 +398,20 @@ class Host:
                 "rest.params = call.params;",
                 "rest.tensor = call.tensor;",
                 "rest.out = new_residual;",
-                "rest.report = own;",
+                "rest.report = report == nullptr ? own : reinterpret_cast<Report*>(report);",
                 "Arena again(scratch);",
                 "again.take<Report>(1);",
                 "if (!start_decode(&again, &rest)) return TF_HIPS_BAD_PARAMETER;",
                 "if (again.used() > room) return TF_HIPS_BUFFER_TOO_SMALL;",
                 "const uint8_t* const made = packets;",
                 "add_rows(rest, &made, 1, TF_HIPS_RESIDUAL, true, stream);",
+                "return launched();",
             )
             lines.close()
-        lines.add("return launched();")
+        lines.add(
+            "if (report != nullptr) cudaMemsetAsync(report, 0xFF, sizeof(Report), stream);",
+            "return launched();",
+        )
         lines.close()
         lines.add("")
 
@@ -413,10 +419,9 @@ class Host:
         """What encodes, of a codec with state."""
         lines, number = self._lines, len(function.side.states)
         lines.add(
-            "int32_t encode(const double*, const TfHipsKey*, const float*, const float*, float*, "
-            "int64_t,"
+            "int32_t encode(const double*, const TfHipsKey*, const float*, const float*, float*,"
         )
-        lines.open("               uint8_t*, int64_t, void*, int64_t, void*) {")
+        lines.open("               uint64_t*, int64_t, uint8_t*, int64_t, void*, int64_t, void*) {")
         lines.add("return TF_HIPS_NEEDS_STATE;")
         lines.close()
         lines.add(
@@ -471,6 +476,7 @@ class Host:
             "kStates," if names else "nullptr,  // state_names",
             "encode_state," if names else "nullptr,  // encode_state",
             "error_text,",
+            f"{int(decode_fails(self._plan))},  // own_may_fail",
         )
         lines.close("};")
         lines.add(

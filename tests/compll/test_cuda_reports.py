@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What emulated kernels report of packets: of others' and, with error feedback, of their own."""
+
+import ctypes
+import functools
+import re
+
+import numpy as np
+import pytest
+
+import compll
+from compll.backends import cuda
+from compll.packet import CHUNK
+from compll.passes import optimise
+from tests.compll.emulation import FINE, Emulated
+from tests.compll.support import SPECS, assert_same_floats, gradients, spec
+
+pytestmark = pytest.mark.heavy  # runs of g++ where the cache is empty
+
+# Status codes of codec.h and api.h.
+TOO_SMALL, CONTRADICTS, BAD_ARGUMENT, BAD_HASH = 1, 3, 16, 20
+# Indices descend, and are refused, where the first element of a chunk is large.
+OWN = """
+void OwnEncode(float* gradient, uint8* out) {
+    int flip = gradient[0] > 100 ? 1 : 0;
+    uint32* at = map(range(4), [&](int i) -> uint32 { return flip == 1 ? 3 - i : i; });
+    float* values = map(range(4), [&](int i) -> float { return gradient[i]; });
+    out = concat(at, values);
+}
+void OwnDecode(uint8* packet, float* gradient) {
+    uint32* at;
+    float* values;
+    extract(packet, at, values);
+    gradient = scatter(gradient.size, at, values);
+}
+"""
+
+
+@functools.cache
+def own() -> tuple[Emulated, compll.Reference]:
+    """A codec that may refuse its own packets."""
+    program = compll.compile_text(OWN, "own")
+    return Emulated(program), compll.Reference(program)
+
+
+@pytest.mark.parametrize(("n", "may_be_alone"), [(20, True), (20, False), (CHUNK + 10, False)])
+def test_own_packets_that_are_refused_are_told(n, may_be_alone):
+    """Of the last chunk alone; what is left is then the whole sum, in all chunks."""
+    kernels, reference = own()
+    assert kernels.codec.own_may_fail == 1
+    x, residual = np.ones(n, np.float32), np.arange(n, dtype=np.float32) % 50
+    kernels.alone(may_be=may_be_alone)
+    for value, told in ((1, FINE), (1000, (n // CHUNK) << 8 | CONTRADICTS)):
+        x[n // CHUNK * CHUNK] = value
+        left_of_it = x + residual
+        if told == FINE:
+            for first in range(0, n, CHUNK):
+                left_of_it[first : first + 4] = 0
+        for is_apart in (False, True):
+            report = np.zeros(1, np.uint64)
+            packets, left = kernels.encode(x, residual, is_apart=is_apart, report=report)
+            assert report[0] == told
+            np.testing.assert_array_equal(packets, reference.encode(x + residual))
+            np.testing.assert_array_equal(left, left_of_it)
+            _, left = kernels.encode(x, residual, is_apart=is_apart)  # nobody asks
+            np.testing.assert_array_equal(left, left_of_it)
+    kernels.alone(may_be=True)
+
+
+@pytest.mark.parametrize("name", ("onebit", "qsgd", "graddrop"))
+def test_own_packets_that_are_in_order_are_told(name):
+    """Where what is left is found by a pass of its own, with the codes, and by a scatter."""
+    kernels = Emulated(spec(name))
+    for may_be_alone in (True, False):
+        kernels.alone(may_be=may_be_alone)
+        x = gradients(1025)["broken"]
+        for residual in (None, gradients(1025)["plain"]):
+            report = np.zeros(1, np.uint64)
+            packets, left = kernels.encode(x, residual, report=report)
+            assert report[0] == FINE
+            unasked, same = kernels.encode(x, residual)
+            np.testing.assert_array_equal(packets, unasked)
+            if left is not None and same is not None:
+                assert_same_floats(left, same)
+    kernels.alone(may_be=True)
+
+
+def test_only_what_scatters_may_refuse_its_own():
+    """So that no other codec's op waits for a report."""
+    names = [path.stem for path in SPECS.glob("*.pse")]
+    texts = {name: cuda.emit(optimise(spec(name))) for name in names}
+    may_fail = {name for name in names if re.search(r"\b1,  // own_may_fail", texts[name])}
+    assert may_fail == {"bisparse", "dgc", "graddrop", "randomk", "topk"}
+    assert all("// own_may_fail" in text for text in texts.values())
