@@ -371,6 +371,26 @@ class Host:
             "call.in = residual == nullptr ? gradient : new_residual;",
         )
         reads_again = decode is not None and not function.kernels.decodes_tiles
+        if reads_again:
+            # Before anything is launched: what is wrong with the arguments is said without.
+            lines.add(
+                "// What is left: the packets are read again, in the same memory.",
+                "DecodeCall rest = {};",
+            )
+            lines.open("if (residual != nullptr) {")
+            lines.add(
+                "rest.params = call.params;",
+                "rest.tensor = call.tensor;",
+                "rest.out = new_residual;",
+                "rest.report = report == nullptr ? own : reinterpret_cast<Report*>(report);",
+                "Arena again(scratch);",
+                "again.take<Report>(1);",
+                "if (!start_decode(&again, &rest)) return TF_HIPS_BAD_PARAMETER;",
+                "if (again.used() > room) return TF_HIPS_BUFFER_TOO_SMALL;",
+            )
+            lines.close()
+        else:
+            lines.add("static_cast<void>(own);")
         if not function.kernels.takes_sum:
             lines.open("if (residual != nullptr) {")
             lines.add(
@@ -388,21 +408,9 @@ class Host:
                 "call.rest.mode = TF_HIPS_RESIDUAL;",
             )
         lines.add("run_encode(call, stream);")
-        if not reads_again:
-            lines.add("static_cast<void>(own);")
-        else:
+        if reads_again:
             lines.open("if (residual != nullptr) {")
             lines.add(
-                "// What is left: the packets are read again, in the same memory.",
-                "DecodeCall rest = {};",
-                "rest.params = call.params;",
-                "rest.tensor = call.tensor;",
-                "rest.out = new_residual;",
-                "rest.report = report == nullptr ? own : reinterpret_cast<Report*>(report);",
-                "Arena again(scratch);",
-                "again.take<Report>(1);",
-                "if (!start_decode(&again, &rest)) return TF_HIPS_BAD_PARAMETER;",
-                "if (again.used() > room) return TF_HIPS_BUFFER_TOO_SMALL;",
                 "const uint8_t* const made = packets;",
                 "add_rows(rest, &made, 1, TF_HIPS_RESIDUAL, true, stream);",
                 "return launched();",

@@ -92,3 +92,21 @@ def test_only_what_scatters_may_refuse_its_own():
     may_fail = {name for name in names if re.search(r"\b1,  // own_may_fail", texts[name])}
     assert may_fail == {"bisparse", "dgc", "graddrop", "randomk", "topk"}
     assert all("// own_may_fail" in text for text in texts.values())
+
+
+def test_too_little_memory_for_decoding_is_said_before_anything_is_launched():
+    kernels, _ = own()
+    n = 5000
+    x, residual = np.ones(n, np.float32), np.full(n, 7, np.float32)
+    packets = np.zeros(int(kernels.codec.wire_bytes(kernels.values, n)), np.uint8)
+    scratch = np.zeros(int(kernels.codec.scratch_bytes(kernels.values, n)), np.uint8)
+    kept, before = residual.copy(), kernels.launches()
+    status = kernels.codec.encode(
+        *(kernels.values, ctypes.create_string_buffer(24), x.ctypes.data, kept.ctypes.data),
+        *(kept.ctypes.data, None, n, packets.ctypes.data, packets.size),
+        *(scratch.ctypes.data, scratch.size - 1, None),
+    )
+    assert status == TOO_SMALL
+    assert kernels.launches() == before
+    np.testing.assert_array_equal(kept, residual)
+    assert not packets.any()
