@@ -110,3 +110,16 @@ def test_too_little_memory_for_decoding_is_said_before_anything_is_launched():
     assert kernels.launches() == before
     np.testing.assert_array_equal(kept, residual)
     assert not packets.any()
+
+
+def test_more_rows_than_a_report_can_name_are_refused():
+    """Nothing is read of them."""
+    kernels, n = Emulated(spec("onebit")), 9
+    report, out = np.zeros(1, np.uint64), np.zeros(n, np.float32)
+    scratch = np.zeros(int(kernels.codec.scratch_bytes(kernels.values, n)), np.uint8)
+    pointers = (ctypes.c_void_p * 1)()
+    status = kernels.codec.decode(
+        *(kernels.values, pointers, kernels.codec.wire_bytes(kernels.values, n), 2**23 + 1),
+        *(out.ctypes.data, n, 0, report.ctypes.data, scratch.ctypes.data, scratch.size, None),
+    )
+    assert status == BAD_ARGUMENT

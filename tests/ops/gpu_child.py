@@ -108,6 +108,12 @@ def check_wrong_packets() -> None:
         )
         decode = library.ops(tf).tf_hips_onebit_decode
         raises("ytes", lambda: decode(packet=tf.zeros([30], tf.uint8), num_elements=n))
+        codec = Compressor("graddrop")
+        many = tf.zeros([2**23 + 1, codec.wire_bytes(0)], tf.uint8)
+        raises(
+            "`packets` must have at most 8388608 rows on a GPU. Received: 8388609",
+            lambda: graph.merge(codec, many, 0),
+        )
         raises(
             "`state` of dgc must have the shape [2,9]",
             lambda: library.ops(tf).tf_hips_dgc_encode_state(

@@ -30,6 +30,9 @@ extern "C" {
 // row, and in it the first chunk, that is at fault.
 #define TF_HIPS_CUDA_FINE UINT64_MAX
 
+// The most tensors of one `decode`: a report has room for no larger number of a row.
+#define TF_HIPS_CUDA_MAX_ROWS (1 << 23)
+
 typedef struct TfHipsCudaCodec {
   int32_t abi_version;  // TF_HIPS_CUDA_ABI_VERSION
   const char* name;     // stem of the specification's file
@@ -53,7 +56,7 @@ typedef struct TfHipsCudaCodec {
                     uint8_t* packets, int64_t capacity, void* scratch, int64_t scratch_bytes,
                     void* stream);
 
-  // Decodes `num` >= 1 tensors of n elements, of `bytes` bytes each, and
+  // Decodes 1 <= `num` <= TF_HIPS_CUDA_MAX_ROWS tensors of n elements, of `bytes` bytes each, and
   // sums them in their order; `packets`: pointers to device memory, in host memory. `mode`:
   // TF_HIPS_SET, TF_HIPS_ADD or, for one tensor, TF_HIPS_RESIDUAL. `report`, in device memory,
   // becomes TF_HIPS_CUDA_FINE, or says what is wrong with which packet; then `out` is untouched

@@ -116,6 +116,10 @@ absl::Status Decode(const GpuCodec& codec, const Tensor& packets, float* out, in
   const bool has_rows = packets.dims() == 2;
   const int64_t rows = has_rows ? packets.dim_size(0) : 1;
   const int64_t bytes = packets.dim_size(packets.dims() - 1);
+  if (rows > TF_HIPS_CUDA_MAX_ROWS) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "`packets` must have at most ", TF_HIPS_CUDA_MAX_ROWS, " rows on a GPU. Received: ", rows));
+  }
   std::vector<const uint8_t*> pointers(static_cast<size_t>(rows));
   const uint8_t* const data = packets.flat<uint8_t>().data();
   for (int64_t row = 0; row < rows; ++row) pointers[row] = data + row * bytes;
