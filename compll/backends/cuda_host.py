@@ -264,7 +264,8 @@ class Host:
         lines.open("for (int32_t first = 0; first < num && !is_own; first += kMaxRows) {")
         lines.add(
             "take(first, kMaxRows);",
-            "const int64_t groups = (call.tensor.chunks + kThreads - 1) / kThreads;",
+            "const int64_t pairs = call.tensor.chunks * call.rows.num;",
+            "const int64_t groups = (pairs + kThreads - 1) / kThreads;",
             "TF_HIPS_LAUNCH(check_packets_grid, groups, kThreads, stream, call);",
         )
         lines.close()
@@ -297,13 +298,16 @@ class Host:
 
     def _check_kernel(self, decode: nodes.Decode) -> None:
         lines, names = self._lines, param_names(self._program)
-        lines.add("// A thread a chunk: what can be told of a packet before it is decoded.")
+        lines.add("// A thread a packet of a chunk: what can be told of it before it is decoded.")
         lines.open("TF_HIPS_BLOCK check_packets(const DecodeCall& call, uint32_t block_index) {")
         lines.open("TF_HIPS_PHASE(t) {")
-        lines.add("const int64_t chunk = static_cast<int64_t>(block_index) * kThreads + t;")
-        lines.open(
-            "for (int32_t row = 0; row < call.rows.num && chunk < call.tensor.chunks; ++row) {"
+        lines.add(
+            "const uint32_t chunks = static_cast<uint32_t>(call.tensor.chunks);",
+            "const uint32_t pair = block_index * kThreads + t;",
+            "const int32_t row = static_cast<int32_t>(pair / chunks);",
+            "const int64_t chunk = pair % chunks;",
         )
+        lines.open("if (row < call.rows.num) {")
         lines.add(
             "const uint8_t* const packet = call.rows.row[row] + chunk * call.tensor.stride;",
             "[[maybe_unused]] const uint8_t* const body = packet + kPrefixBytes;",

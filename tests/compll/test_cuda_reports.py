@@ -112,6 +112,37 @@ def test_too_little_memory_for_decoding_is_said_before_anything_is_launched():
     assert not packets.any()
 
 
+def test_the_first_row_that_is_wrong_is_told_and_in_it_the_first_chunk():
+    """More rows than a kernel takes, and more packets than a block of threads."""
+    kernels, n = Emulated(spec("onebit")), 2 * CHUNK + 5
+    good = compll.Reference(spec("onebit")).encode(np.ones(n, np.float32))
+    starts = [chunk * (24 + CHUNK // 8) for chunk in range(3)]
+    for places in ([(0, 2)], [(63, 2), (64, 0)], [(69, 0), (68, 2), (68, 1)], [(5, 1), (43, 0)]):
+        rows = [good] * 70
+        for row, chunk in places:
+            rows[row] = rows[row].copy()
+            rows[row][starts[chunk] + 8] ^= 1
+        for backwards in (False, True):
+            kernels.order(backwards=backwards)
+            values, report = kernels.decode(rows, n)
+            row, chunk = min(places)
+            assert report == row << 40 | chunk << 8 | BAD_HASH
+            assert (values == 7).all()
+    kernels.order(backwards=False)
+
+
+def test_a_small_call_checks_every_row():
+    kernels, n = Emulated(spec("onebit")), 100
+    good = compll.Reference(spec("onebit")).encode(np.ones(n, np.float32))
+    bad = good.copy()
+    bad[8] ^= 1
+    for row in (0, 31, 63):
+        rows = [good] * 64
+        rows[row] = bad
+        _, report = kernels.decode(rows, n)
+        assert report == row << 40 | BAD_HASH
+
+
 def test_more_rows_than_a_report_can_name_are_refused():
     """Nothing is read of them."""
     kernels, n = Emulated(spec("onebit")), 9
