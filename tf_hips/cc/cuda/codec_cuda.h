@@ -5,7 +5,8 @@
 // The packets are those of api.h, prefixes included, byte for byte. Nothing waits for the GPU: what
 // depends on data (scales, counts, the state of a packet) stays there. Pointers to floats must be
 // aligned to 4 bytes, reports to 8, scratch to 16; packets may lie anywhere. Buffers of one call
-// must not overlap, and stay as they are until the stream has passed.
+// must not overlap, and stay as they are until the stream has passed. The current device of the
+// calling thread must be that of the stream.
 //
 // A function returns a TfHipsStatus or TfHipsApiStatus for what can be told from its arguments, or
 // TF_HIPS_CUDA_FAILED; then nothing was done, or not all of it.
