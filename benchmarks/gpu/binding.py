@@ -33,7 +33,9 @@ class Codec(ctypes.Structure):
         ("scratch_bytes", ctypes.CFUNCTYPE(I64, VOID, I64)),
         (
             "encode",
-            ctypes.CFUNCTYPE(I32, VOID, VOID, VOID, VOID, VOID, I64, VOID, I64, VOID, I64, VOID),
+            ctypes.CFUNCTYPE(
+                *(I32, VOID, VOID, VOID, VOID, VOID, VOID, I64, VOID, I64, VOID, I64, VOID)
+            ),
         ),
         (
             "decode",
@@ -46,6 +48,7 @@ class Codec(ctypes.Structure):
             ctypes.CFUNCTYPE(I32, VOID, VOID, VOID, VOID, VOID, I64, VOID, I64, VOID, I64, VOID),
         ),
         ("error_text", ctypes.CFUNCTYPE(ctypes.c_char_p)),
+        ("own_may_fail", I32),
     )
 
 

@@ -154,8 +154,8 @@ EXPORT double gpu_time_encode(const TfHipsCudaCodec* codec, const double* params
                               int64_t bytes, void* scratch, int64_t room, int32_t sets, int calls) {
   return milliseconds(calls, [&](int k) {
     float* const residual = residuals == nullptr ? nullptr : residuals[k % sets];
-    return codec->encode(params, key, gradients[k % sets], residual, residual, n, packets[k % sets],
-                         bytes, scratch, room, nullptr);
+    return codec->encode(params, key, gradients[k % sets], residual, residual, nullptr, n,
+                         packets[k % sets], bytes, scratch, room, nullptr);
   });
 }
 

@@ -198,7 +198,10 @@ class GpuCodec:
     def encode(self, gradient: Memory, key: Key, residual: Memory | None = None) -> Bytes:
         """The packets of a tensor; the residual, or the state, is replaced."""
         self.encode_to(self.packets, gradient.at, key, residual)
-        return self.packets.get()
+        packets = self.packets.get()
+        if not self.num_states and int(self.report.get()[0]) != FINE:
+            raise GpuError("what is encoded must be in order")
+        return packets
 
     def encode_to(
         self, packets: Memory, gradient: int, key: Key, residual: Memory | None = None
@@ -212,7 +215,7 @@ class GpuCodec:
             self.states[:2] = self.states[1::-1]
         else:
             at = VOID(None if residual is None else residual.at)
-            status = self.codec.encode(*first, at, at, *last)
+            status = self.codec.encode(*first, at, at, VOID(self.report.at), *last)
         self._check("encode", status)
 
     def _room(self) -> tuple[Any, Any]:

@@ -7,6 +7,7 @@ from compll.backends.c_common import Lines, param_names
 from compll.backends.cuda_alone import alone_tiles
 from compll.backends.cuda_kernels import Kernels, grid_of
 from compll.backends.cuda_scope import Side
+from compll.backends.kept import decode_fails
 from compll.backends.layout import LengthExpressions
 from compll.ir import nodes
 from compll.ir.types import FLOAT, UInt
@@ -263,7 +264,8 @@ class Host:
         lines.open("for (int32_t first = 0; first < num && !is_own; first += kMaxRows) {")
         lines.add(
             "take(first, kMaxRows);",
-            "const int64_t groups = (call.tensor.chunks + kThreads - 1) / kThreads;",
+            "const int64_t pairs = call.tensor.chunks * call.rows.num;",
+            "const int64_t groups = (pairs + kThreads - 1) / kThreads;",
             "TF_HIPS_LAUNCH(check_packets_grid, groups, kThreads, stream, call);",
         )
         lines.close()
@@ -279,8 +281,8 @@ class Host:
             "static_cast<void>(own);",
             "const bool is_mode = mode == TF_HIPS_SET || mode == TF_HIPS_ADD ||",
             "                     (mode == TF_HIPS_RESIDUAL && num == 1);",
-            "if (!is_mode || num < 1 || packets == nullptr || report == nullptr ||",
-            "    (out == nullptr && n > 0)) {",
+            "if (!is_mode || num < 1 || num > TF_HIPS_CUDA_MAX_ROWS || packets == nullptr ||",
+            "    report == nullptr || (out == nullptr && n > 0)) {",
             "  return TF_HIPS_BAD_ARGUMENT;",
             "}",
             "if (bytes != call.tensor.total) {",
@@ -296,13 +298,16 @@ class Host:
 
     def _check_kernel(self, decode: nodes.Decode) -> None:
         lines, names = self._lines, param_names(self._program)
-        lines.add("// A thread a chunk: what can be told of a packet before it is decoded.")
+        lines.add("// A thread a packet of a chunk: what can be told of it before it is decoded.")
         lines.open("TF_HIPS_BLOCK check_packets(const DecodeCall& call, uint32_t block_index) {")
         lines.open("TF_HIPS_PHASE(t) {")
-        lines.add("const int64_t chunk = static_cast<int64_t>(block_index) * kThreads + t;")
-        lines.open(
-            "for (int32_t row = 0; row < call.rows.num && chunk < call.tensor.chunks; ++row) {"
+        lines.add(
+            "const uint32_t chunks = static_cast<uint32_t>(call.tensor.chunks);",
+            "const uint32_t pair = block_index * kThreads + t;",
+            "const int32_t row = static_cast<int32_t>(pair / chunks);",
+            "const int64_t chunk = pair % chunks;",
         )
+        lines.open("if (row < call.rows.num) {")
         lines.add(
             "const uint8_t* const packet = call.rows.row[row] + chunk * call.tensor.stride;",
             "[[maybe_unused]] const uint8_t* const body = packet + kPrefixBytes;",
@@ -334,9 +339,11 @@ class Host:
             lines.add("// The specification has no Encode.")
             lines.add(
                 "int32_t encode(const double*, const TfHipsKey*, const float*, const float*, "
-                "float*, int64_t,"
+                "float*,"
             )
-            lines.open("               uint8_t*, int64_t, void*, int64_t, void*) {")
+            lines.open(
+                "               uint64_t*, int64_t, uint8_t*, int64_t, void*, int64_t, void*) {"
+            )
             lines.add("return TF_HIPS_NOT_PROVIDED;")
             lines.close()
             lines.add("")
@@ -346,12 +353,10 @@ class Host:
             return
         lines.add(
             "int32_t encode(const double* values, const TfHipsKey* key, const float* gradient,",
-            "               const float* residual, float* new_residual, int64_t n, "
-            "uint8_t* packets,",
+            "               const float* residual, float* new_residual, uint64_t* report,",
+            "               int64_t n, uint8_t* packets, int64_t capacity, void* scratch,",
         )
-        lines.open(
-            "               int64_t capacity, void* scratch, int64_t room, void* stream_pointer) {"
-        )
+        lines.open("               int64_t room, void* stream_pointer) {")
         lines.add("const ScopedExactDenormals exact;")
         if decode is None:
             lines.add("if (residual != nullptr) return TF_HIPS_NOT_PROVIDED;")
@@ -369,6 +374,27 @@ class Host:
             "call.value = new_residual;",
             "call.in = residual == nullptr ? gradient : new_residual;",
         )
+        reads_again = decode is not None and not function.kernels.decodes_tiles
+        if reads_again:
+            # Before anything is launched: what is wrong with the arguments is said without.
+            lines.add(
+                "// What is left: the packets are read again, in the same memory.",
+                "DecodeCall rest = {};",
+            )
+            lines.open("if (residual != nullptr) {")
+            lines.add(
+                "rest.params = call.params;",
+                "rest.tensor = call.tensor;",
+                "rest.out = new_residual;",
+                "rest.report = report == nullptr ? own : reinterpret_cast<Report*>(report);",
+                "Arena again(scratch);",
+                "again.take<Report>(1);",
+                "if (!start_decode(&again, &rest)) return TF_HIPS_BAD_PARAMETER;",
+                "if (again.used() > room) return TF_HIPS_BUFFER_TOO_SMALL;",
+            )
+            lines.close()
+        else:
+            lines.add("static_cast<void>(own);")
         if not function.kernels.takes_sum:
             lines.open("if (residual != nullptr) {")
             lines.add(
@@ -386,26 +412,18 @@ class Host:
                 "call.rest.mode = TF_HIPS_RESIDUAL;",
             )
         lines.add("run_encode(call, stream);")
-        if decode is None or function.kernels.decodes_tiles:
-            lines.add("static_cast<void>(own);")
-        else:
+        if reads_again:
             lines.open("if (residual != nullptr) {")
             lines.add(
-                "// What is left: the packets are read again, in the same memory.",
-                "DecodeCall rest = {};",
-                "rest.params = call.params;",
-                "rest.tensor = call.tensor;",
-                "rest.out = new_residual;",
-                "rest.report = own;",
-                "Arena again(scratch);",
-                "again.take<Report>(1);",
-                "if (!start_decode(&again, &rest)) return TF_HIPS_BAD_PARAMETER;",
-                "if (again.used() > room) return TF_HIPS_BUFFER_TOO_SMALL;",
                 "const uint8_t* const made = packets;",
                 "add_rows(rest, &made, 1, TF_HIPS_RESIDUAL, true, stream);",
+                "return launched();",
             )
             lines.close()
-        lines.add("return launched();")
+        lines.add(
+            "if (report != nullptr) cudaMemsetAsync(report, 0xFF, sizeof(Report), stream);",
+            "return launched();",
+        )
         lines.close()
         lines.add("")
 
@@ -413,10 +431,9 @@ class Host:
         """What encodes, of a codec with state."""
         lines, number = self._lines, len(function.side.states)
         lines.add(
-            "int32_t encode(const double*, const TfHipsKey*, const float*, const float*, float*, "
-            "int64_t,"
+            "int32_t encode(const double*, const TfHipsKey*, const float*, const float*, float*,"
         )
-        lines.open("               uint8_t*, int64_t, void*, int64_t, void*) {")
+        lines.open("               uint64_t*, int64_t, uint8_t*, int64_t, void*, int64_t, void*) {")
         lines.add("return TF_HIPS_NEEDS_STATE;")
         lines.close()
         lines.add(
@@ -471,6 +488,7 @@ class Host:
             "kStates," if names else "nullptr,  // state_names",
             "encode_state," if names else "nullptr,  // encode_state",
             "error_text,",
+            f"{int(decode_fails(self._plan))},  // own_may_fail",
         )
         lines.close("};")
         lines.add(

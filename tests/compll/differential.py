@@ -133,9 +133,14 @@ def _check_kernels_with_feedback(
     residual = _residual(x.size)
     for is_apart in (True, False):
         packet, rest = expected_feedback(reference, x, residual)
-        found, left = kernels.encode(x, residual, is_apart=is_apart, **KEY)
+        report = np.zeros(1, np.uint64)
+        found, left = kernels.encode(x, residual, is_apart=is_apart, report=report, **KEY)
         assert found.tobytes() == packet.tobytes(), f"feedback: {case}, {is_apart=}"
+        assert (report[0] == FINE) == (rest is not None), f"report {report}: {case}, {is_apart=}"
         if rest is None:
+            assert kernels.codec.own_may_fail
+            with np.errstate(all="ignore"):
+                _same(left, x + residual, f"refused feedback: {case}, {is_apart=}")
             return
         _same(left, rest, f"feedback: {case}, {is_apart=}")
         residual = rest

@@ -183,7 +183,7 @@ def test_arguments_are_checked():
         == reference.encode(np.zeros(2 * CHUNK + 3, np.float32)).size
     )
     none = (None, 0, None)
-    assert codec.encode(values, None, None, None, None, 0, None, 0, *none) == 1
+    assert codec.encode(values, None, None, None, None, None, 0, None, 0, *none) == 1
     assert codec.decode(values, None, 40, 1, None, 0, 0, None, *none) == 1
 
 
@@ -374,7 +374,7 @@ def test_states_outlive_a_call(file):
             values, report = kernels.decode([packets], n)
             assert report == FINE
             assert_same_floats(values, reference.decode(packets, n))
-    assert kernels.codec.encode(kernels.values, *[None] * 4, 0, None, 0, None, 0, None) == 7
+    assert kernels.codec.encode(kernels.values, *[None] * 5, 0, None, 0, None, 0, None) == 7
 
 
 def test_what_is_refused_is_said(tmp_path, capsys):

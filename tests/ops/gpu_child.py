@@ -108,12 +108,62 @@ def check_wrong_packets() -> None:
         )
         decode = library.ops(tf).tf_hips_onebit_decode
         raises("ytes", lambda: decode(packet=tf.zeros([30], tf.uint8), num_elements=n))
+        codec = Compressor("graddrop")
+        many = tf.zeros([2**23 + 1, codec.wire_bytes(0)], tf.uint8)
+        raises(
+            "`packets` must have at most 8388608 rows on a GPU. Received: 8388609",
+            lambda: graph.merge(codec, many, 0),
+        )
         raises(
             "`state` of dgc must have the shape [2,9]",
             lambda: library.ops(tf).tf_hips_dgc_encode_state(
                 gradient=tf.zeros([9]), state=tf.zeros([1, 9]), seed=1, step=1, ratio=0.1
             ),
         )
+
+
+def check_own_packets(folder: Path) -> None:
+    """A packet of its own that a codec refuses: an error, and the residual is what it was."""
+    file = folder / "own.pse"
+    file.write_text(
+        "void OwnEncode(float* g, uint8* out) { int flip = g[0] > 100 ? 1 : 0;\n"
+        "uint32* at = map(range(4), [&](int i) -> uint32 { return flip == 1 ? 3 - i : i; });\n"
+        "out = concat(at, map(range(4), [&](int i) -> float { return g[i]; })); }\n"
+        "void OwnDecode(uint8* in, float* g) { uint32* at; float* values;\n"
+        "extract(in, at, values); g = scatter(g.size, at, values); }\n"
+    )
+    feedback, n = error_feedback(tf_hips.load(file)()), 2**20 + 10
+    refused = "encoding with own failed: its own packet, chunk 1, does not decode: "
+    x, old = np.ones(n, np.float32), np.arange(n, dtype=np.float32) % 50
+    with tf.device(GPU):
+        residual = tf.Variable(old)
+
+        @tf.function
+        def step(x: tf.Tensor) -> tf.Tensor:
+            packet, left = graph.encode(feedback, x, kept=residual.read_value(), **KEY)
+            residual.assign(left)
+            return packet
+
+        x[2**20] = 1000  # the first element of the second chunk
+        raises(refused, lambda: step(tf.constant(x)))
+        raises(refused, lambda: graph.encode(feedback, tf.constant(x), kept=residual, **KEY))
+        np.testing.assert_array_equal(residual.numpy(), old)
+        x[2**20] = 60
+        kept = old.copy()
+        packet = native.encode(feedback, x, Key(**KEY), kept)
+        np.testing.assert_array_equal(on_gpu(step(tf.constant(x))), packet)
+        np.testing.assert_array_equal(residual.numpy(), kept)
+        # The sum of two is too large for it.
+        rows, bad = np.stack([packet, packet]), packet.copy()
+        bad[0] ^= 1
+
+        def merge(rows: np.ndarray) -> tf.Tensor:
+            return graph.merge_encode(feedback, tf.constant(rows), n, tf.zeros([n]), **KEY)[0]
+
+        raises(refused, lambda: merge(rows))
+        raises("row 1 of `packets`, chunk 0, ", lambda: merge(np.stack([packet, bad, packet])))
+        expected = native.merge_encode(feedback, rows[:1], n, Key(**KEY), old * 0)
+        np.testing.assert_array_equal(on_gpu(merge(rows[:1])), expected)
 
 
 def check_refusal(kernels: Path, folder: Path) -> None:
@@ -218,6 +268,7 @@ def main() -> None:
     check_codec("onebit", 2**20 + 9)
     check_state()
     check_wrong_packets()
+    check_own_packets(folder)
     check_failed_launches(library.CUDA_PATH)
     check_copies(device)
     check_loaded(folder)

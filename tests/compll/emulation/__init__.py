@@ -22,6 +22,7 @@ from compll.passes import optimise
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
+Reports = npt.NDArray[np.uint64]
 __all__ = ["ADD", "FINE", "RESIDUAL", "Emulated"]
 FOLDER = Path(__file__).parent
 _OWN = '#include "tf_hips/cc/cuda/library.cu"\n'
@@ -110,11 +111,13 @@ class Emulated:
         skew: int = 0,
         state: Floats | None = None,
         is_apart: bool = False,
+        report: Reports | None = None,
         **key: int,
     ) -> tuple[Bytes, Floats | None]:
         """Packets, and with a residual or state [num_states, n] the new one.
 
-        `is_apart`: the new residual is not written over the old one.
+        `is_apart`: the new residual is not written over the old one. `report`: one, of a codec
+        without state, that is to say whether the packets decode.
         """
         n = x.size
         packets = Guarded(int(self.codec.wire_bytes(self.values, n)), np.uint8, skew)
@@ -122,20 +125,25 @@ class Emulated:
         kept = None if residual is None else residual.copy()
         at = None if kept is None else kept.ctypes.data
         where = Key(*(key.get(name, 0) for name in ("seed", "step", "tensor_id", "offset")))
-        encode = self.codec.encode
         old = new = at
         if residual is not None and is_apart:
             kept = np.full_like(residual, np.nan)
             old, new = residual.ctypes.data, kept.ctypes.data
         if state is not None:
-            encode, kept = self.codec.encode_state, np.empty_like(state)
+            kept = np.empty_like(state)
             old, new = state.ctypes.data, kept.ctypes.data
         self.watch(packets.inside, scratch.inside, kept)
-        status = encode(
-            *(self.values, ctypes.byref(where), x.ctypes.data, old, new, n),
-            *(packets.inside.ctypes.data, packets.inside.size),
+        first = (self.values, ctypes.byref(where), x.ctypes.data, old, new)
+        last = (
+            *(n, packets.inside.ctypes.data, packets.inside.size),
             *(scratch.inside.ctypes.data, scratch.inside.size, None),
         )
+        if state is None:
+            status = self.codec.encode(
+                *first, None if report is None else report.ctypes.data, *last
+            )
+        else:
+            status = self.codec.encode_state(*first, *last)
         assert status == 0, status
         packets.check()
         scratch.check()

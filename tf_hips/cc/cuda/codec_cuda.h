@@ -4,8 +4,9 @@
 //
 // The packets are those of api.h, prefixes included, byte for byte. Nothing waits for the GPU: what
 // depends on data (scales, counts, the state of a packet) stays there. Pointers to floats must be
-// aligned to 4 bytes, scratch and report to 16; packets may lie anywhere. Buffers of one call must
-// not overlap, and stay as they are until the stream has passed.
+// aligned to 4 bytes, reports to 8, scratch to 16; packets may lie anywhere. Buffers of one call
+// must not overlap, and stay as they are until the stream has passed. The current device of the
+// calling thread must be that of the stream.
 //
 // A function returns a TfHipsStatus or TfHipsApiStatus for what can be told from its arguments, or
 // TF_HIPS_CUDA_FAILED; then nothing was done, or not all of it.
@@ -21,7 +22,7 @@
 extern "C" {
 #endif
 
-#define TF_HIPS_CUDA_ABI_VERSION 2
+#define TF_HIPS_CUDA_ABI_VERSION 3
 
 // A kernel could not be launched; `error_text` says why.
 #define TF_HIPS_CUDA_FAILED 32
@@ -29,6 +30,9 @@ extern "C" {
 // A report on packets that are in order. Any other is row << 40 | chunk << 8 | status, of the first
 // row, and in it the first chunk, that is at fault.
 #define TF_HIPS_CUDA_FINE UINT64_MAX
+
+// The most tensors of one `decode`: a report has room for no larger number of a row.
+#define TF_HIPS_CUDA_MAX_ROWS (1 << 23)
 
 typedef struct TfHipsCudaCodec {
   int32_t abi_version;  // TF_HIPS_CUDA_ABI_VERSION
@@ -45,17 +49,19 @@ typedef struct TfHipsCudaCodec {
 
   // Encodes gradient[0..n) to `packets`. With a residual: encodes v = gradient + residual, and
   // leaves v - decode(packets), 0 where that is not finite, in new_residual, which may be residual.
-  // Where decode refuses these packets, new_residual is v, and nobody is told before they are
-  // decoded: whoever keeps it must not go on.
+  // `report`, in device memory, becomes TF_HIPS_CUDA_FINE, or says, with row 0, why decode refuses
+  // these packets; new_residual is then v, and neither it nor the packets are of use. NULL: nobody
+  // asks, as where own_may_fail is 0 or there is no residual.
   int32_t (*encode)(const double* params, const TfHipsKey* key, const float* gradient,
-                    const float* residual, float* new_residual, int64_t n, uint8_t* packets,
-                    int64_t capacity, void* scratch, int64_t scratch_bytes, void* stream);
+                    const float* residual, float* new_residual, uint64_t* report, int64_t n,
+                    uint8_t* packets, int64_t capacity, void* scratch, int64_t scratch_bytes,
+                    void* stream);
 
-  // Decodes `num` >= 1 tensors of n elements, of `bytes` bytes each, and sums them in their order;
-  // `packets`: pointers to device memory, in host memory. `mode`: TF_HIPS_SET, TF_HIPS_ADD or, for
-  // one tensor, TF_HIPS_RESIDUAL. `report`, in device memory, becomes TF_HIPS_CUDA_FINE, or says
-  // what is wrong with which packet; then `out` is untouched where the status is 16 or more, else
-  // of no use.
+  // Decodes 1 <= `num` <= TF_HIPS_CUDA_MAX_ROWS tensors of n elements, of `bytes` bytes each, and
+  // sums them in their order; `packets`: pointers to device memory, in host memory. `mode`:
+  // TF_HIPS_SET, TF_HIPS_ADD or, for one tensor, TF_HIPS_RESIDUAL. `report`, in device memory,
+  // becomes TF_HIPS_CUDA_FINE, or says what is wrong with which packet; then `out` is untouched
+  // where the status is 16 or more, else of no use.
   int32_t (*decode)(const double* params, const uint8_t* const* packets, int64_t bytes, int32_t num,
                     float* out, int64_t n, int32_t mode, uint64_t* report, void* scratch,
                     int64_t scratch_bytes, void* stream);
@@ -75,6 +81,9 @@ typedef struct TfHipsCudaCodec {
   // What CUDA said when a function of this library last returned TF_HIPS_CUDA_FAILED to this
   // thread; "" before.
   const char* (*error_text)(void);
+
+  // 0: decode never refuses what `encode` or `encode_state` made.
+  int32_t own_may_fail;
 } TfHipsCudaCodec;
 
 #ifdef __cplusplus

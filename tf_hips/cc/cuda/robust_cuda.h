@@ -6,7 +6,8 @@
 // Vectors and matrices lie in device memory; arrays of pointers to rows lie in host memory and are
 // read before a function returns. Nothing waits for the GPU. Pointers to floats must be aligned to
 // 4 bytes (those of all rows to 16: fewer, wider loads), scratch to 16, doubles to 8. Buffers of
-// one call must not overlap, and stay as they are until the stream has passed.
+// one call must not overlap, and stay as they are until the stream has passed. The current device
+// of the calling thread must be that of the stream.
 //
 // A function returns 0, TF_HIPS_BAD_ROWS or TF_HIPS_ROBUST_OUT_OF_MEMORY (less scratch than it
 // needs) before anything is done, or TF_HIPS_CUDA_FAILED; then nothing was done, or not all of it.

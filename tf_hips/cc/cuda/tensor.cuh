@@ -16,6 +16,7 @@ constexpr int64_t kPrefixBytes = 16;
 constexpr int64_t kMaxTensorElements = int64_t{1} << 40;
 // Packets of which a kernel takes pointers along; more are added up by several kernels.
 constexpr int32_t kMaxRows = 64;
+static_assert(kMaxRows <= kThreads, "one block of threads checks the packets of a small call");
 
 // Where the packets of a tensor lie, as in packet.h, with the layout of their bodies.
 template <typename Layout>

@@ -71,15 +71,17 @@ absl::Status AllocatePackets(OpKernelContext* ctx, const GpuCodec& codec, int64_
   return ctx->allocate_output(0, TensorShape({bytes}), packets);
 }
 
-// Encodes to output 0; without a residual both pointers are null.
+// Encodes to output 0; without a residual the pointers behind `gradient` are null. `report`: null
+// where nobody asks.
 absl::Status Encode(OpKernelContext* ctx, const GpuCodec& codec, const TfHipsKey& key,
-                    const float* gradient, const float* residual, float* new_residual, int64_t n,
-                    Call* call) {
+                    const float* gradient, const float* residual, float* new_residual,
+                    uint64_t* report, int64_t n, Call* call) {
   Tensor* packets = nullptr;
   if (absl::Status status = AllocatePackets(ctx, codec, n, &packets); !status.ok()) return status;
-  const int32_t status = codec.cuda().encode(
-      codec.params(), &key, gradient, residual, new_residual, n, packets->flat<uint8_t>().data(),
-      packets->NumElements(), call->memory(), call->bytes(), call->stream);
+  const int32_t status =
+      codec.cuda().encode(codec.params(), &key, gradient, residual, new_residual, report, n,
+                          packets->flat<uint8_t>().data(), packets->NumElements(), call->memory(),
+                          call->bytes(), call->stream);
   return status == TF_HIPS_OK ? absl::OkStatus() : EncodeError(status, codec);
 }
 
@@ -89,30 +91,41 @@ absl::Status DecodeError(int32_t status, const std::string& what) {
       absl::StrCat(what, " does not decode: ", tf_hips_status_text(status)));
 }
 
-// What a report (codec_cuda.h) says.
-absl::Status Told(uint64_t report, bool has_rows) {
+// What a report is about: the input `packet`, a row of `packets`, or what the op has encoded.
+enum class About { kPacket, kRows, kOwn };
+
+// What a report (codec_cuda.h) says. `name`: of the codec.
+absl::Status Told(uint64_t report, About about, const char* name) {
   if (report == TF_HIPS_CUDA_FINE) return absl::OkStatus();
   const auto status = static_cast<int32_t>(report & 0xFF);
   const uint64_t chunk = report >> 8 & 0xFFFFFFFF, row = report >> 40;
-  const std::string whose =
-      has_rows ? absl::StrCat("row ", row, " of `packets`") : std::string("`packet`");
+  std::string whose = "`packet`";
+  if (about == About::kRows) whose = absl::StrCat("row ", row, " of `packets`");
+  if (about == About::kOwn) whose = absl::StrCat("encoding with ", name, " failed: its own packet");
   return DecodeError(status, absl::StrCat(whose, ", chunk ", chunk, ","));
 }
 
-// Sums the rows of `packets`, one if it is a vector, to out[0..n). `report`: allocated here.
-absl::Status Decode(OpKernelContext* ctx, const GpuCodec& codec, const Tensor& packets, float* out,
-                    int64_t n, Call* call, Tensor* report) {
+// Memory for `num` reports.
+absl::Status AllocateReports(OpKernelContext* ctx, int64_t num, Tensor* reports) {
+  return ctx->allocate_temp(tensorflow::DT_UINT64, TensorShape({num}), reports);
+}
+
+// Sums the rows of `packets`, one if it is a vector, to out[0..n).
+absl::Status Decode(const GpuCodec& codec, const Tensor& packets, float* out, int64_t n, Call* call,
+                    uint64_t* report) {
   const bool has_rows = packets.dims() == 2;
   const int64_t rows = has_rows ? packets.dim_size(0) : 1;
   const int64_t bytes = packets.dim_size(packets.dims() - 1);
-  absl::Status status = ctx->allocate_temp(tensorflow::DT_UINT64, TensorShape({}), report);
-  if (!status.ok()) return status;
+  if (rows > TF_HIPS_CUDA_MAX_ROWS) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "`packets` must have at most ", TF_HIPS_CUDA_MAX_ROWS, " rows on a GPU. Received: ", rows));
+  }
   std::vector<const uint8_t*> pointers(static_cast<size_t>(rows));
   const uint8_t* const data = packets.flat<uint8_t>().data();
   for (int64_t row = 0; row < rows; ++row) pointers[row] = data + row * bytes;
-  const int32_t done = codec.cuda().decode(
-      codec.params(), pointers.data(), bytes, static_cast<int32_t>(rows), out, n, TF_HIPS_SET,
-      report->flat<uint64_t>().data(), call->memory(), call->bytes(), call->stream);
+  const int32_t done =
+      codec.cuda().decode(codec.params(), pointers.data(), bytes, static_cast<int32_t>(rows), out,
+                          n, TF_HIPS_SET, report, call->memory(), call->bytes(), call->stream);
   if (done == TF_HIPS_OK) return absl::OkStatus();
   if (done == TF_HIPS_CUDA_FAILED) return CudaError(codec, "decoding");
   return DecodeError(done, has_rows ? "row 0 of `packets`" : "`packet`");
@@ -134,20 +147,26 @@ absl::Status CheckLength(const GpuCodec& codec, const Tensor& packets, int64_t n
                                           bytes, " bytes where ", wanted, " are needed,"));
 }
 
-// Ends an op when the GPU's report has come to the host, with what it says.
-void EndWithReport(OpKernelContext* ctx, const Tensor& report, bool has_rows,
-                   tensorflow::AsyncOpKernel::DoneCallback done) {
+// Ends an op when the GPU's reports have come to the host, with what the first that complains says.
+// `about`: of each report.
+void EndWithReports(OpKernelContext* ctx, const GpuCodec& codec, const Tensor& reports,
+                    std::vector<About> about, tensorflow::AsyncOpKernel::DoneCallback done) {
   auto told = std::make_shared<Tensor>();
   tensorflow::AllocatorAttributes on_host;
   on_host.set_on_host(true);
   on_host.set_gpu_compatible(true);
   OP_REQUIRES_OK_ASYNC(
-      ctx, ctx->allocate_temp(tensorflow::DT_UINT64, TensorShape({}), told.get(), on_host), done);
+      ctx, ctx->allocate_temp(tensorflow::DT_UINT64, reports.shape(), told.get(), on_host), done);
   // The copy waits for the stream, on the device; this thread goes on.
   ctx->op_device_context()->CopyDeviceTensorToCPU(
-      &report, "report", static_cast<tensorflow::Device*>(ctx->device()), told.get(),
-      [ctx, told, report, has_rows, done = std::move(done)](const absl::Status& status) {
-        ctx->SetStatus(status.ok() ? Told(told->scalar<uint64_t>()(), has_rows) : status);
+      &reports, "reports", static_cast<tensorflow::Device*>(ctx->device()), told.get(),
+      [ctx, told, reports, about = std::move(about), name = codec.codec().name,
+       done = std::move(done)](const absl::Status& status) {
+        absl::Status found = status;
+        for (size_t k = 0; k < about.size() && found.ok(); ++k) {
+          found = Told(told->flat<uint64_t>()(static_cast<int64_t>(k)), about[k], name);
+        }
+        ctx->SetStatus(found);
         done();
       });
 }
@@ -186,31 +205,38 @@ void GpuEncodeKernel::Compute(OpKernelContext* ctx) {
   const int64_t n = gradient.NumElements();
   Call call;
   OP_REQUIRES_OK(ctx, Begin(ctx, codec_, n, &call));
-  OP_REQUIRES_OK(
-      ctx, Encode(ctx, codec_, key, gradient.flat<float>().data(), nullptr, nullptr, n, &call));
+  OP_REQUIRES_OK(ctx, Encode(ctx, codec_, key, gradient.flat<float>().data(), nullptr, nullptr,
+                             nullptr, n, &call));
 }
 
 GpuEncodeFeedbackKernel::GpuEncodeFeedbackKernel(OpKernelConstruction* ctx,
                                                  const TfHipsCodec* codec)
-    : OpKernel(ctx) {
+    : AsyncOpKernel(ctx) {
   OP_REQUIRES_OK(ctx, codec_.Read(ctx, codec));
   OP_REQUIRES_OK(ctx, ReadKeyAttrs(ctx, &tensor_id_, &offset_));
 }
 
-void GpuEncodeFeedbackKernel::Compute(OpKernelContext* ctx) {
+void GpuEncodeFeedbackKernel::ComputeAsync(OpKernelContext* ctx, DoneCallback done) {
   const Tensor& gradient = ctx->input(0);
   const Tensor residual = ctx->input(1);
-  OP_REQUIRES_OK(ctx, CheckSameShape(residual, gradient));
+  OP_REQUIRES_OK_ASYNC(ctx, CheckSameShape(residual, gradient), done);
   TfHipsKey key;
-  OP_REQUIRES_OK(ctx, ReadKey(ctx->input(2), ctx->input(3), tensor_id_, offset_, &key));
+  OP_REQUIRES_OK_ASYNC(ctx, ReadKey(ctx->input(2), ctx->input(3), tensor_id_, offset_, &key), done);
   Tensor* new_residual = nullptr;
-  OP_REQUIRES_OK(ctx, ctx->allocate_output(1, residual.shape(), &new_residual));
+  OP_REQUIRES_OK_ASYNC(ctx, ctx->allocate_output(1, residual.shape(), &new_residual), done);
   const int64_t n = gradient.NumElements();
+  const bool may_fail = codec_.cuda().own_may_fail != 0;
   Call call;
-  OP_REQUIRES_OK(ctx, Begin(ctx, codec_, n, &call));
-  OP_REQUIRES_OK(
-      ctx, Encode(ctx, codec_, key, gradient.flat<float>().data(), residual.flat<float>().data(),
-                  new_residual->flat<float>().data(), n, &call));
+  Tensor report;
+  OP_REQUIRES_OK_ASYNC(ctx, Begin(ctx, codec_, n, &call), done);
+  if (may_fail) OP_REQUIRES_OK_ASYNC(ctx, AllocateReports(ctx, 1, &report), done);
+  OP_REQUIRES_OK_ASYNC(ctx,
+                       Encode(ctx, codec_, key, gradient.flat<float>().data(),
+                              residual.flat<float>().data(), new_residual->flat<float>().data(),
+                              may_fail ? report.flat<uint64_t>().data() : nullptr, n, &call),
+                       done);
+  if (!may_fail) return done();
+  EndWithReports(ctx, codec_, report, {About::kOwn}, std::move(done));
 }
 
 GpuEncodeStateKernel::GpuEncodeStateKernel(OpKernelConstruction* ctx, const TfHipsCodec* codec)
@@ -260,11 +286,12 @@ void GpuDecodeKernel::ComputeAsync(OpKernelContext* ctx, DoneCallback done) {
   Call call;
   Tensor report;
   OP_REQUIRES_OK_ASYNC(ctx, Begin(ctx, codec_, num_elements_, &call), done);
-  OP_REQUIRES_OK_ASYNC(
-      ctx,
-      Decode(ctx, codec_, packet, gradient->flat<float>().data(), num_elements_, &call, &report),
-      done);
-  EndWithReport(ctx, report, /*has_rows=*/false, std::move(done));
+  OP_REQUIRES_OK_ASYNC(ctx, AllocateReports(ctx, 1, &report), done);
+  OP_REQUIRES_OK_ASYNC(ctx,
+                       Decode(codec_, packet, gradient->flat<float>().data(), num_elements_, &call,
+                              report.flat<uint64_t>().data()),
+                       done);
+  EndWithReports(ctx, codec_, report, {About::kPacket}, std::move(done));
 }
 
 GpuMergeKernel::GpuMergeKernel(OpKernelConstruction* ctx, const TfHipsCodec* codec)
@@ -282,10 +309,12 @@ void GpuMergeKernel::ComputeAsync(OpKernelContext* ctx, DoneCallback done) {
   Call call;
   Tensor report;
   OP_REQUIRES_OK_ASYNC(ctx, Begin(ctx, codec_, num_elements_, &call), done);
-  OP_REQUIRES_OK_ASYNC(
-      ctx, Decode(ctx, codec_, packets, sum->flat<float>().data(), num_elements_, &call, &report),
-      done);
-  EndWithReport(ctx, report, /*has_rows=*/true, std::move(done));
+  OP_REQUIRES_OK_ASYNC(ctx, AllocateReports(ctx, 1, &report), done);
+  OP_REQUIRES_OK_ASYNC(ctx,
+                       Decode(codec_, packets, sum->flat<float>().data(), num_elements_, &call,
+                              report.flat<uint64_t>().data()),
+                       done);
+  EndWithReports(ctx, codec_, report, {About::kRows}, std::move(done));
 }
 
 GpuMergeEncodeKernel::GpuMergeEncodeKernel(OpKernelConstruction* ctx, const TfHipsCodec* codec)
@@ -310,21 +339,27 @@ void GpuMergeEncodeKernel::ComputeAsync(OpKernelContext* ctx, DoneCallback done)
   OP_REQUIRES_OK_ASYNC(ctx, ReadKey(ctx->input(2), ctx->input(3), tensor_id_, offset_, &key), done);
   Tensor* new_residual = nullptr;
   OP_REQUIRES_OK_ASYNC(ctx, ctx->allocate_output(1, residual.shape(), &new_residual), done);
-  Tensor sum, report;
+  const bool may_fail = codec_.cuda().own_may_fail != 0;
+  Tensor sum, reports;
   OP_REQUIRES_OK_ASYNC(
       ctx, ctx->allocate_temp(tensorflow::DT_FLOAT, TensorShape({num_elements_}), &sum), done);
   Call call;
   OP_REQUIRES_OK_ASYNC(ctx, Begin(ctx, codec_, num_elements_, &call), done);
-  OP_REQUIRES_OK_ASYNC(
-      ctx, Decode(ctx, codec_, packets, sum.flat<float>().data(), num_elements_, &call, &report),
-      done);
-  // Of wrong packets the sum is garbage, and so is what is made of it; the report ends the op.
+  OP_REQUIRES_OK_ASYNC(ctx, AllocateReports(ctx, may_fail ? 2 : 1, &reports), done);
+  OP_REQUIRES_OK_ASYNC(ctx,
+                       Decode(codec_, packets, sum.flat<float>().data(), num_elements_, &call,
+                              reports.flat<uint64_t>().data()),
+                       done);
+  // Of wrong packets the sum is garbage, and so is what is made of it; the first report says so.
   OP_REQUIRES_OK_ASYNC(
       ctx,
       Encode(ctx, codec_, key, sum.flat<float>().data(), residual.flat<float>().data(),
-             new_residual->flat<float>().data(), num_elements_, &call),
+             new_residual->flat<float>().data(),
+             may_fail ? reports.flat<uint64_t>().data() + 1 : nullptr, num_elements_, &call),
       done);
-  EndWithReport(ctx, report, /*has_rows=*/true, std::move(done));
+  std::vector<About> about = {About::kRows};
+  if (may_fail) about.push_back(About::kOwn);
+  EndWithReports(ctx, codec_, reports, std::move(about), std::move(done));
 }
 
 }  // namespace tf_hips

@@ -4,10 +4,12 @@
 //
 // Without a header of CUDA: what runs on the GPU is behind codec_cuda.h, in a library that is
 // opened when the first kernel is made (cuda_library.h). Work goes to TensorFlow's stream, in its
-// order; nothing waits for the GPU. Scratch memory is the allocator's. `seed` and `step` lie in
-// host memory. What decodes ends when the GPU's report on the packets has come to the host, by a
-// copy behind the kernels: a wrong packet is an InvalidArgument, as on a CPU, and its outputs are
-// not given on. Kernels keep no state between calls and are thread-safe.
+// order; no kernel waits for the GPU, though in eager mode TensorFlow does for what ends late.
+// Scratch memory is the allocator's. `seed` and `step` lie in host memory. What decodes ends when
+// the GPU's report on the packets has come to the host, by a copy behind the kernels: a wrong
+// packet is an InvalidArgument, as on a CPU, and its outputs are not given on. So does what encodes
+// with a residual, but at once where the codec never refuses a packet of its own. Kernels keep no
+// state between calls and are thread-safe.
 
 #ifndef TF_HIPS_CC_TF_GPU_KERNELS_H_
 #define TF_HIPS_CC_TF_GPU_KERNELS_H_
@@ -51,10 +53,10 @@ class GpuEncodeKernel : public tensorflow::OpKernel {
 };
 
 // gradient, residual, seed, step -> packet, new_residual.
-class GpuEncodeFeedbackKernel : public tensorflow::OpKernel {
+class GpuEncodeFeedbackKernel : public tensorflow::AsyncOpKernel {
  public:
   GpuEncodeFeedbackKernel(tensorflow::OpKernelConstruction* ctx, const TfHipsCodec* codec);
-  void Compute(tensorflow::OpKernelContext* ctx) override;
+  void ComputeAsync(tensorflow::OpKernelContext* ctx, DoneCallback done) override;
 
  private:
   GpuCodec codec_;
