@@ -77,7 +77,8 @@ def _parser() -> argparse.ArgumentParser:
         type=_targets,
         metavar="T,T",
         help="of numpy (NAME_reference.py), cpp (NAME.codec.cc), cuda (NAME.cu) and tensorflow "
-        "(NAME.tf.cc), with a Makefile; default: all that can be had",
+        "(NAME.tf.cc, which calls the cpp, so name both), with a Makefile; default: all that can "
+        "be had",
     )
     gen.add_argument(
         "--build", action="store_true", help="leave NAME.so, too, a library for tf_hips.load"
@@ -176,7 +177,9 @@ def _targets(text: str) -> tuple[str, ...]:
         if target not in pipeline.TARGETS:
             raise argparse.ArgumentTypeError(f"must be of {known}. Received: {target!r}")
     if "tensorflow" in found and "cpp" not in found:
-        raise argparse.ArgumentTypeError("tensorflow needs cpp beside it: its operations call it")
+        raise argparse.ArgumentTypeError(
+            "tensorflow needs cpp beside it, which its operations call: write cpp,tensorflow"
+        )
     return found
 
 
@@ -184,20 +187,21 @@ def _gen(options: argparse.Namespace) -> None:
     folder = Path(options.output)
     specs = specification.group(options.specs)
     if options.target is not None:
-        pipeline.write(specs, folder, options.target)
+        written = pipeline.write(specs, folder, options.target)
     else:
-        _gen_all(specs, folder)
+        written = pipeline.write(specs, folder, needs_cuda=False)
+    if written.left_out:
+        told = "\n\n".join(map(str, written.left_out.values()))
+        names = ", ".join(written.left_out)
+        sys.stderr.write(f"{told}\ncompll: the rest was written, without {names}\n")
+    libraries = [f"{spec.name}.so" for spec in specs] if options.build else []
+    if removed := [name for name in written.removed if name not in libraries]:
+        sys.stderr.write(
+            f"compll: removed what was made of another specification: {', '.join(removed)}\n"
+        )
     if options.build:
         for spec in specs:
             sys.stdout.write(f"{pipeline.build(spec, folder)}\n")
-
-
-def _gen_all(specs: Sequence[Specification], folder: Path) -> None:
-    """Writes every target, without CUDA where its back end refuses, and says so."""
-    left_out = pipeline.write(specs, folder, needs_cuda=False)
-    if left_out:
-        told = "\n\n".join(map(str, left_out.values()))
-        sys.stderr.write(f"{told}\ncompll: the rest was written, without {', '.join(left_out)}\n")
 
 
 def _check(options: argparse.Namespace) -> None:

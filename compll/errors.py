@@ -225,10 +225,11 @@ class Report:
         self._found: dict[tuple[str, Span], Diagnostic] = {}
 
     def add(self, code: str, message: str, span: Span, *notes: str) -> None:
-        """Adds a diagnostic; without `notes`, what helps is what HELP says of the code."""
+        """Adds a diagnostic; where no note is a help, there is that of HELP for the code, too."""
         if code not in CODES:
             raise KeyError(f"`code` must be listed in CODES. Received: code={code!r}")
-        notes = notes or (f"help: {HELP[code]}",)
+        if not any(note.startswith("help: ") for note in notes):
+            notes = (*notes, f"help: {HELP[code]}")
         self._found.setdefault((code, span), Diagnostic(code, message, span, notes))
 
     def line(self, span: Span) -> int:

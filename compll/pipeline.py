@@ -6,7 +6,8 @@ parser understood only if the parser understood everything.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from compll import specification
@@ -103,17 +104,32 @@ TARGETS = ("numpy", "cpp", "cuda", "tensorflow")
 """What `write` can make; `cpp` is what TensorFlow's operations are built on."""
 
 
+@dataclass(frozen=True)
+class Written:
+    """What `write` did besides writing.
+
+    Attributes:
+        left_out: the `.cu` files that CUDA's back end refused, each with the reason. One of an
+            earlier call was removed: the Makefile would build it beside other sources than its own.
+        removed: files that were of another specification of a codec's name, with what was built of
+            them: parts that this call did not write, which nobody would tell from those it did.
+    """
+
+    left_out: Mapping[str, CompileError]
+    removed: tuple[str, ...]
+
+
 def write(
     specs: Sequence[Specification],
     folder: Path,
     targets: Sequence[str] = TARGETS,
     *,
     needs_cuda: bool = True,
-) -> dict[str, CompileError]:
+) -> Written:
     """Compiles specifications and writes their sources, with a Makefile, to a folder.
 
     The Makefile is the same whatever is written, and builds all that lies in the folder: what an
-    earlier call left there stays.
+    earlier call left there stays if it is of other codecs, or of the same specification.
 
     Args:
         specs: of codecs; all are compiled before anything is written.
@@ -122,8 +138,7 @@ def write(
         needs_cuda: raise what the CUDA back end refuses; else leave that codec's `.cu` out.
 
     Returns:
-        The `.cu` files that were left out, each with the reason. One of an earlier call is removed:
-        the Makefile would build it beside other sources than its own.
+        What was left out, and what was removed.
 
     Raises:
         CompileError: a specification is refused, or is by the CUDA back end if that is needed.
@@ -135,28 +150,25 @@ def write(
     _check_distinct(specs, programs)
     files: dict[str, str] = {}
     left_out: dict[str, CompileError] = {}
+    removed: list[str] = []
     for program, spec in zip(programs, specs, strict=True):
-        made = generate(program)
-        wanted = {".codec.cc": "cpp", ".tf.cc": "tensorflow"}
-        files |= {
-            name: made[name]
-            for name in made
-            if any(name.endswith(end) and target in targets for end, target in wanted.items())
-        }
-        if "numpy" in targets:
-            text = text_of(spec.data)
-            named = " and ".join(Path(file).name for file, _ in spec.parts)
-            files[f"{program.name}_reference.py"] = module.emit(program, text, ascii(named)[1:-1])
-        if "cuda" in targets:
+        parts = _parts(program, spec)
+        kernels = f"{program.name}.cu"
+        if "cuda" in targets or (folder / kernels).exists():
             try:
-                files[f"{program.name}.cu"] = cuda_source(program, spec)
+                parts[kernels] = cuda_source(program, spec)
             except CompileError as error:
-                if needs_cuda:
+                if "cuda" in targets and needs_cuda:
                     raise
-                left_out[f"{program.name}.cu"] = error
-        if "cpp" in targets:
-            identity = toolchain.codec_id(program.name, spec.data)
-            files[f"{program.name}.mk"] = makefile.identify(program.name, identity)
+                if "cuda" in targets:
+                    left_out[kernels] = error
+        mine = {
+            name: text
+            for name, text in parts.items()
+            if _TARGET_OF[name.removeprefix(program.name)] in targets
+        }
+        removed += _leftovers(folder, program.name, parts, {*mine, *left_out})
+        files |= mine
     if "cpp" in targets or "cuda" in targets:
         files["Makefile"] = makefile.TEXT
     _check_ours(folder / name for name in (*files, *left_out))
@@ -165,9 +177,60 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         (folder / name).write_text(content, encoding="ascii")
-    for name in left_out:
+    for name in (*left_out, *removed):
         (folder / name).unlink(missing_ok=True)
-    return left_out
+    return Written(left_out, tuple(removed))
+
+
+# The sources of a codec, by what follows its name, with the target that each belongs to.
+_TARGET_OF = {
+    ".codec.cc": "cpp",
+    ".mk": "cpp",
+    ".tf.cc": "tensorflow",
+    "_reference.py": "numpy",
+    ".cu": "cuda",
+}
+# What is built of them, with something that no library of another origin holds.
+_BUILT = {".so": b"tf_hips_codec_id", "_ops.so": b"Compll>", "_cuda.so": b"tf_hips_cuda_codec_"}
+
+
+def _parts(program: nodes.Program, spec: Specification) -> dict[str, str]:
+    """The sources of a codec, by file name, without the kernels."""
+    name = program.name
+    named = " and ".join(Path(file).name for file, _ in spec.parts)
+    return {
+        **generate(program),
+        f"{name}.mk": makefile.identify(name, toolchain.codec_id(name, spec.data)),
+        f"{name}_reference.py": module.emit(program, text_of(spec.data), ascii(named)[1:-1]),
+    }
+
+
+def _leftovers(
+    folder: Path, name: str, parts: Mapping[str, str], written: Collection[str]
+) -> list[str]:
+    """Files of a codec that are of another specification than the one that is written now.
+
+    Args:
+        folder: where they lie.
+        name: of the codec.
+        parts: its sources; kernels only if they lie there or are written.
+        written: names of the sources that this call overwrites or removes anyhow.
+    """
+    there = [
+        path for end in _TARGET_OF if (path := folder / f"{name}{end}").is_file() and _is_ours(path)
+    ]
+    built = [
+        path
+        for end, mark in _BUILT.items()
+        if (path := folder / f"{name}{end}").is_file() and mark in path.read_bytes()
+    ]
+    identity = parts[f"{name}.mk"].rpartition(" ")[2].strip().encode()
+    is_same = all(path.read_bytes() == parts.get(path.name, "").encode() for path in there) and all(
+        identity in path.read_bytes() for path in built if path.name == f"{name}.so"
+    )
+    if is_same:
+        return []
+    return [path.name for path in (*there, *built) if path.name not in written]
 
 
 def cuda_source(program: nodes.Program, spec: Specification) -> str:
@@ -208,11 +271,14 @@ def build(spec: Specification, folder: Path) -> Path:
 def _check_ours(files: Iterable[Path]) -> None:
     """Raises ValueError if one of them lies there and is not of this compiler."""
     for file in files:
-        if file.exists():
-            with file.open("rb") as held:
-                head = held.read(_HEAD_BYTES)
-            if head and b"Generated by compll" not in head:  # an empty one is no loss
-                raise _not_ours(file)
+        if file.exists() and not _is_ours(file):
+            raise _not_ours(file)
+
+
+def _is_ours(file: Path) -> bool:
+    with file.open("rb") as held:
+        head = held.read(_HEAD_BYTES)
+    return not head or b"Generated by compll" in head  # an empty one is no loss
 
 
 def _not_ours(file: Path) -> ValueError:

@@ -325,9 +325,12 @@ class _Decoder(_Body):
         vectors = [kind for kind in kinds if isinstance(kind, Array)]
         if self.encode is None:
             if len(vectors) > 1 and not self.interface.has_encode:
-                note = "note: their lengths are not known"
                 raise self.lower.refuse(
-                    "E506", "without an Encode, only one vector can be extracted", span, note
+                    "E506",
+                    "without an Encode, only one vector can be extracted",
+                    span,
+                    "note: their lengths are not known",
+                    f"help: write `{self.interface.prefix}Encode`, too; it may be in another file",
                 )
             return [self._whole(span) if isinstance(kind, Array) else None for kind in kinds]
         written = self.encode.fields

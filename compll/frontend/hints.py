@@ -67,9 +67,11 @@ def advice(expected: str, found: str, is_type: bool) -> str:
         is_type: whether that is the name of a type.
     """
     if expected.startswith("a value") and is_type:
-        return f"help: {_NO_CAST.format(found)}"
+        return f"help: {_NO_CAST.format('uint<8>' if found == 'uint' else found)}"
     if expected.startswith("`(` before parameters") and found in ("=", ";", "["):
         return "help: move it into a function; nothing is global but `param` and `state` blocks"
+    if expected == "`;` after a state" and found == "=":
+        return "help: remove `= ...`: a state is all zeros before the first call"
     if expected.startswith("`;`") and found == "=":
         return "help: an element cannot be assigned: make the whole vector by a `map`"
     if found in _BY_FOUND and not expected.startswith(("a number", "the name")):
@@ -145,6 +147,24 @@ def elsewhere_called(name: str) -> tuple[str, ...]:
     """The same for a name that is used as a function."""
     text = _FUNCTIONS_ELSEWHERE.get(name)
     return elsewhere(name) if text is None else (f"help: {text}",)
+
+
+# Words of other languages for the reducers.
+_REDUCERS_ELSEWHERE = {
+    **dict.fromkeys(("add", "plus", "total"), "sum"),
+    **dict.fromkeys(("mul", "multiply", "times", "product"), "prod"),
+    **dict.fromkeys(("maximum", "largest"), "max"),
+    **dict.fromkeys(("minimum", "smallest"), "min"),
+    **dict.fromkeys(("any", "logical_or"), "or"),
+    **dict.fromkeys(("all", "logical_and"), "and"),
+    **dict.fromkeys(("nonzero", "count_nonzero"), "count"),
+}
+
+
+def reducer_elsewhere(name: str) -> tuple[str, ...]:
+    """The line of help for a word that other languages have for a reducer."""
+    found = _REDUCERS_ELSEWHERE.get(name)
+    return () if found is None else (f"help: the reducer is called `{found}`",)
 
 
 # How the operators are called.

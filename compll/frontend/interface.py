@@ -215,7 +215,8 @@ def _is_repeated(
     if first is not None and _content(first) != _content(block):
         word = "param" if isinstance(block, ast.ParamBlock) else "state"
         note = f"note: it must be equal to the first one, on {report.place(first.span)}"
-        report.add("E203", f"a second `{word} {block.name}`", block.span, note)
+        help_line = "help: remove one of the two, or let both say the same"
+        report.add("E203", f"a second `{word} {block.name}`", block.span, note, help_line)
     return first is not None
 
 
@@ -241,7 +242,10 @@ def _read_states(
         if block.name != prefix or not has_encode:
             note = f"note: this file's codec is `{prefix}`"
             if block.name == prefix:
-                note = "note: only an Encode can change a state, and this file has none"
+                note = (
+                    "help: write it beside the Encode: only that can change a state, and this file "
+                    "has none"
+                )
             message = f"`{block.name}` is not a codec of this file that can have state"
             help_lines = nearest(block.name, [prefix]) if block.name != prefix else ()
             report.add("E604", message, block.span, *(help_lines or (note,)))

@@ -334,8 +334,8 @@ class Lowerer:
             return nodes.Ref(found.type, tree.span, later)
         if found.value is None:
             if found.kind == "output":
-                note = f"note: it is what this function makes; only `{tree.name}.size` is known"
-                raise self.refuse("E205", f"`{tree.name}` has no value yet", tree.span, note)
+                help_line = f"help: read what was extracted; only `{tree.name}.size` is known here"
+                raise self.refuse("E205", f"`{tree.name}` has no value yet", tree.span, help_line)
             if is_captured:
                 return nodes.Ref(found.type, tree.span, nodes.Var(tree.name, found.type, tree.span))
             raise self.refuse(

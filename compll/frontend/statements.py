@@ -105,14 +105,12 @@ class Statements:
         """Refuses an expression that stands alone."""
         value = statement.value if isinstance(statement, ast.Evaluate) else None
         if isinstance(value, ast.Call) and value.name in LATER:
-            note = "note: see docs/compll-language.md for what it has"
             message = f"`{value.name}` belongs to CompLL, but this version does not have it"
-            raise self.lowerer.refuse("E204", message, value.name_span, note)
+            raise self.lowerer.refuse("E204", message, value.name_span)
         if isinstance(value, ast.Call) and value.name in STATEMENTS:
             message = f"`{value.name}` is not allowed here"
-            raise self.lowerer.refuse(
-                "E511", message, value.name_span, "note: it stands at the top of a function"
-            )
+            instead = _PLACES[value.name, self.lowerer.is_decode]
+            raise self.lowerer.refuse("E511", message, value.name_span, instead)
         raise self.lowerer.refuse("E511", "this statement does nothing", statement.span)
 
     # The statements that functions and lambdas share.
@@ -305,6 +303,14 @@ class Statements:
         state.result = lower.bind(frame, "r", value, statement.span)
         state.done = True
 
+
+# What to do where a statement of packets stands in a wrong place, of an Encode or of a Decode.
+_PLACES = {
+    ("concat", False): "help: assign it, by the last statement: `packet = concat(a, b, ...);`",
+    ("concat", True): "help: only an Encode makes a packet; a Decode ends with `gradient = ...;`",
+    ("extract", False): "help: only a Decode reads a packet; use the values themselves here",
+    ("extract", True): "help: move it out of the `if` or the lambda, to the top of the Decode",
+}
 
 _OF_TOP_K = (
     "help: `int* kept = top_k(v, k);`, and the values are "

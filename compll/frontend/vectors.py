@@ -93,7 +93,8 @@ def _function(
             ]
             declare = f"help: declare it before: `lambda_func {tree.name} = [&](float x) ...`"
             help_lines = (
-                nearest(tree.name, lambdas)
+                (hints.reducer_elsewhere(tree.name) if named is REDUCERS else ())
+                or nearest(tree.name, lambdas)
                 or hints.elsewhere_called(tree.name)
                 or nearest(tree.name, named)
                 or (instead or declare,)
@@ -188,7 +189,8 @@ def _sort(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
     name = order_of(lowered)
     if name is None:
         note = "note: accepted are `less`, `greater`, and lambdas that compute `a < b` or `a > b`"
-        raise lower.refuse("E405", "this function is not an accepted order", order.span, note)
+        message = "this function is not an accepted order"
+        raise lower.refuse("E405", message, order.span, note, _SORT_HELP)
     return nodes.Sort(source.type, tree.span, source, name == "greater")
 
 

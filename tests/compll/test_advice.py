@@ -401,3 +401,53 @@ def test_a_state_in_an_if_is_one_mistake(inside):
     assert found(state + encoder(f"{lambda_}{right}\nout = concat(gradient);")) == []
     # A state that nothing assigns is still missed.
     assert [item[0] for item in found(state + encoder("out = concat(gradient);"))] == ["E606"]
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        *(("add", "sum"), ("total", "sum"), ("product", "prod"), ("mul", "prod")),
+        *(("maximum", "max"), ("minimum", "min"), ("any", "or"), ("all", "and")),
+    ],
+)
+def test_reducers_under_the_names_of_other_languages(word, meant):
+    wrong, right = (
+        encoder(f"float x = reduce(gradient, 1, {name});\nout = concat(x);")
+        for name in (word, meant)
+    )
+    check(wrong, "E201", f"the reducer is called `{meant}`", right)
+
+
+def test_a_width_is_advised_where_a_cast_to_uint_is_refused():
+    wrong = encoder("out = concat(uint<8>(gradient.size));")
+    right = encoder("uint<8> x = gradient.size;\nout = concat(x);")
+    check(wrong, "E101", "write `uint<8> x = ...;`", right)
+
+
+def test_a_state_is_given_no_value():
+    body = encoder("kept = gradient;\nout = concat(kept);")
+    state = "state Foo {{ float* kept{}; }}\n"
+    wrong, right = (state.format(value) + body for value in (" = 0", ""))
+    check(wrong, "E101", "remove `= ...`: a state is all zeros before the first call", right)
+
+
+DECODE = "void FooDecode(uint8* packet, float* gradient) { REST gradient = v; }"
+
+
+def test_statements_of_packets_in_wrong_places():
+    right = encoder("out = concat(gradient);")
+    wrong = encoder("concat(gradient);\nout = concat(gradient);")
+    check(wrong, "E511", "by the last statement: `packet = concat(a, b, ...);`", right)
+    wrong = encoder("extract(out, gradient);\nout = concat(gradient);")
+    check(wrong, "E511", "only a Decode reads a packet", right)
+    right = DECODE.replace("REST", "float* v; extract(packet, v);")
+    wrong = DECODE.replace("REST", "float* v; extract(packet, v); concat(v);")
+    check(wrong, "E511", "only an Encode makes a packet", right)
+    wrong = DECODE.replace("REST", "float* v; if (gradient.size) { extract(packet, v); }")
+    assert "move it out of the `if`" in found(wrong)[0][2]
+
+
+def test_two_vectors_without_an_encode():
+    wrong = DECODE.replace("REST", "float* v; float* w; extract(packet, v, w);")
+    right = encoder("out = concat(gradient, gradient);") + wrong
+    check(wrong, "E506", "write `FooEncode`, too", right)

@@ -29,7 +29,7 @@ def test_case(case, request):
     text = str(caught.value).replace(str(case), case.name) + "\n"
     assert {item.code for item in caught.value.diagnostics} == {case.name[:4]}
     for item in caught.value.diagnostics:
-        assert item.notes
+        assert [note for note in item.notes if note.startswith("help: ")]
         for note in item.notes:
             kind, _, advice = note.partition(": ")
             assert kind in ("help", "note") and len(advice) > 5 and "\n" not in note

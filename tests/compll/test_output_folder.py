@@ -48,6 +48,49 @@ def test_a_library_of_another_is_not_overwritten(tmp_path, capsys):
     assert theirs.read_bytes() == b"mine"
 
 
+def test_parts_of_an_older_specification_do_not_stay(tmp_path, capsys):
+    spec, folder = tmp_path / "x.pse", tmp_path / "out"
+    spec.write_text(FP32.read_text())
+    assert gen(folder, spec) == 0
+    identity = (folder / "x.mk").read_text().split()[-1]
+    (folder / "x.so").write_text(f"tf_hips_codec_id {identity}")
+    (folder / "x_ops.so").write_bytes(b"... Compll>Fp32Encode ...")
+    (folder / "x_cuda.so").write_bytes(b"of another origin")
+    assert gen(folder, SPECS / "onebit.pse") == 0  # another codec, which stays
+    all_parts = sorted(folder.iterdir())
+    assert gen(folder, spec, more=["--target", "numpy"]) == 0  # of the same specification
+    assert sorted(folder.iterdir()) == all_parts and capsys.readouterr().err == ""
+    spec.write_text(f"// Changed.\n{FP32.read_text()}")
+    assert gen(folder, spec, more=["--target", "cpp"]) == 0
+    gone = ["x.tf.cc", "x_reference.py", "x.cu", "x.so", "x_ops.so"]
+    told = f"compll: removed what was made of another specification: {', '.join(gone)}\n"
+    assert capsys.readouterr().err == told
+    assert sorted(folder.iterdir()) == [path for path in all_parts if path.name not in gone]
+
+
+@pytest.mark.parametrize("left", ["numpy", "cuda"])
+def test_each_part_of_an_older_specification_is_seen(tmp_path, capsys, left):
+    spec, folder = tmp_path / "x.pse", tmp_path / "out"
+    spec.write_text((SPECS / "onebit.pse").read_text())
+    assert gen(folder, spec, more=["--target", left]) == 0
+    spec.write_text(FP32.read_text())
+    assert gen(folder, spec, more=["--target", "cpp"]) == 0
+    assert "removed what was made of another" in capsys.readouterr().err
+    assert sorted(path.name for path in folder.iterdir()) == ["Makefile", "x.codec.cc", "x.mk"]
+
+
+def test_a_library_that_is_built_again_is_not_told_as_removed(tmp_path, capsys, monkeypatch):
+    def compile_codec(source, identity, output):
+        output.write_text(f"tf_hips_codec_id {identity}")
+
+    monkeypatch.setattr("compll.backends.toolchain.compile_codec", compile_codec)
+    spec, folder = tmp_path / "x.pse", tmp_path / "out"
+    for text in (FP32.read_text(), f"// Changed.\n{FP32.read_text()}"):
+        spec.write_text(text)
+        assert gen(folder, spec, more=["--target", "cpp", "--build"]) == 0
+        assert (folder / "x.so").is_file() and capsys.readouterr().err == ""
+
+
 def test_codecs_with_the_same_operations_do_not_lie_in_one_folder(tmp_path, capsys):
     other = tmp_path / "other.pse"
     other.write_text(f"// The same X.\n{FP32.read_text()}")
