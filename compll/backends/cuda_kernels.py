@@ -53,6 +53,26 @@ def grid_of(name: str, call: str) -> list[str]:
     return [f"TF_HIPS_KERNEL {name}_grid(const {call} call) {{ {name}(call, blockIdx.x); }}", ""]
 
 
+def _grids_of(name: str) -> list[str]:
+    """Two of one that may leave a residual: what decoding takes, a call without one need not have."""
+    return [
+        f"TF_HIPS_KERNEL {name}_grid(const EncodeCall call) {{",
+        f"  {name}<false>(call, blockIdx.x);",
+        "}",
+        f"TF_HIPS_KERNEL {name}_rest_grid(const EncodeCall call) {{",
+        f"  {name}<true>(call, blockIdx.x);",
+        "}",
+        f"inline void launch_{name}(const EncodeCall& call, int64_t blocks, cudaStream_t stream) {{",
+        "  if (call.residual != nullptr) {",
+        f"    TF_HIPS_LAUNCH({name}_rest_grid, blocks, kThreads, stream, call);",
+        "  } else {",
+        f"    TF_HIPS_LAUNCH({name}_grid, blocks, kThreads, stream, call);",
+        "  }",
+        "}",
+        "",
+    ]
+
+
 @dataclass(frozen=True)
 class Launch:
     """One kernel, or several, of a call.
@@ -98,6 +118,9 @@ class Kernels:
     decodes_tiles: bool = False
     _had_header: bool = False
     _kernel: str = ""
+    _blocks: str = ""
+    _template: Lines = field(default_factory=Lines)
+    _leaves: bool = False
     _in_loop: bool = False
     _is_header_written: bool = False
     _is_own: bool = False
@@ -177,6 +200,8 @@ class Kernels:
         header = [] if self._had_header else [value for _, value in self.header]
         self._is_own = reads_own(self.side, parts, [*besides, *header])
         self._may_sum = self._is_own and not self.side.has_read
+        self._leaves = False
+        self._template = self.lines.later()
         self.lines.open(f"TF_HIPS_BLOCK {name}(const {self.call}& call, uint32_t block_index) {{")
         if self.side.is_decode and not is_check:
             add("if (*call.report != TF_HIPS_CUDA_FINE) return;")
@@ -208,6 +233,7 @@ class Kernels:
         blocks = "call.tensor.chunks"
         if loop is not None:
             blocks = f"num_runs(call.blocks[{loop}], call.run[{loop}])"
+        self._blocks = blocks
         self.launches.append(
             Launch(
                 f"TF_HIPS_LAUNCH({name}_grid, {blocks}, kThreads, stream, call);",
@@ -230,7 +256,14 @@ class Kernels:
             self.lines.add(*closing)
             self._in_loop = False
         self.lines.close()
-        self.lines.add(*grid_of(self._kernel, self.call))
+        if not self._leaves:
+            self.lines.add(*grid_of(self._kernel, self.call))
+            return
+        name, blocks = self._kernel, self._blocks
+        self._template.add("template <bool leaves_rest>")
+        self.lines.add(*_grids_of(name))
+        alone = f"for (uint32_t k = 0; k < {blocks}; ++k) {name}<true>(call, k);"
+        self.launches[-1] = Launch(f"launch_{name}(call, {blocks}, stream);", alone)
 
     def scope(self) -> Scope:
         """New variables, for what is put into braces."""
@@ -504,5 +537,7 @@ class Kernels:
             return
         if not knows_tile(self.decoder, writes, blocks, had_header=self._had_header):
             return
-        self.decodes_tiles = True
+        self.decodes_tiles = self._leaves = True
+        self.lines.open("if constexpr (leaves_rest) {")
         self.lines.add(f"if (call.residual != nullptr) decode_kernels::{ROWS}(call.rest, spot);")
+        self.lines.close()

@@ -22,7 +22,7 @@ before call chunk complain counts fetch find_spot finish first from full head ho
 is_finite is_inside joined k lane lanes last launched least load_code load_float load_word low
 high packet part parts philox places places_here placed_here report room rows row scalars shared
 spot staged sum taken tensor tiles totals t u value_here wanted_ key_here bins_here block_here turn
-run block_index alone zero
+run block_index alone zero leaves_rest
 """
 # A float 0 that nvcc does not know (c_common.Expressions).
 _ZERO = "zero"
