@@ -54,7 +54,7 @@ def grid_of(name: str, call: str) -> list[str]:
 
 
 def _grids_of(name: str) -> list[str]:
-    """Two of one that may leave a residual: what decoding takes, a call without one need not have."""
+    """Two of one that may leave a residual: a call without one has no registers for it."""
     return [
         f"TF_HIPS_KERNEL {name}_grid(const EncodeCall call) {{",
         f"  {name}<false>(call, blockIdx.x);",
@@ -62,7 +62,8 @@ def _grids_of(name: str) -> list[str]:
         f"TF_HIPS_KERNEL {name}_rest_grid(const EncodeCall call) {{",
         f"  {name}<true>(call, blockIdx.x);",
         "}",
-        f"inline void launch_{name}(const EncodeCall& call, int64_t blocks, cudaStream_t stream) {{",
+        f"inline void launch_{name}(const EncodeCall& call, int64_t blocks,",
+        f"{' ' * len(f'inline void launch_{name}(')}cudaStream_t stream) {{",
         "  if (call.residual != nullptr) {",
         f"    TF_HIPS_LAUNCH({name}_rest_grid, blocks, kThreads, stream, call);",
         "  } else {",
@@ -450,12 +451,13 @@ class Kernels:
         target = f"body + layout.offset[{write.field}] + spot.base / 8 * {bits}"
         second.append(f"write_staged(t, {staged}, packed_bytes({count}, {bits}), {target});")
         zero = f"static_cast<{held}>(0)"
+        pack8 = "pack8" if bits.isdecimal() else "pack8_by"
         return Item(
             part,
             kind,
             [f"{held} {codes}[kEach];"],
             lambda text: f"{codes}[u] = is_inside ? {text} : {zero};",
-            [f"pack8({codes}, {bits}, reinterpret_cast<uint8_t*>({staged}) + t * {bits});"],
+            [f"{pack8}({codes}, {bits}, reinterpret_cast<uint8_t*>({staged}) + t * {bits});"],
         )
 
     def _define_lets(self, lets: Sequence[nodes.Let]) -> None:

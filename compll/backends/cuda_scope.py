@@ -225,6 +225,14 @@ class Scope:
             return "32"
         return str(kind.bits) if isinstance(kind.bits, int) else f"{self.widths[kind]}.bits"
 
+    def length(self, size: nodes.Expr) -> str:
+        """C++ for a length; for one of `blocks_in` without a division, which each thread would do."""
+        if isinstance(size, nodes.Binary) and size.op == "/":
+            block, known = size.right, self.side.program.blocks
+            if block in known or (isinstance(block, nodes.Const) and block.value in nodes.BLOCKS):
+                return f"block_number({self.c(size.left)}, {self.c(block)})"
+        return self.c(size)
+
     # What a block of C++ begins with.
 
     def unpack(self, roots: Iterable[nodes.Expr]) -> None:
@@ -304,7 +312,7 @@ class Scope:
         else:
             kind = self.c.type(element(var.type))
             count = self.names.fresh(f"{var.name}_count")
-            found = f"scalars.{made.count}" if made.value is None else self.c(made.value)
+            found = f"scalars.{made.count}" if made.value is None else self.length(made.value)
             lines.add(
                 f"{_MAYBE}const int64_t {count} = {found};",
                 f"{_MAYBE}const {kind}* {name} = call.{made.member} + "
@@ -363,7 +371,8 @@ class Scope:
                 lines.add(f"load8({vector.pointer}, first, n, {name});")
             else:
                 bits = vector.bits or "32"
-                lines.add(f"unpack8({vector.pointer}, first, {vector.count}, {bits}, {name});")
+                by = "" if bits.isdecimal() else "_by"
+                lines.add(f"unpack8{by}({vector.pointer}, first, {vector.count}, {bits}, {name});")
 
     def element(self, part: nodes.Elementwise, kind: Type, number: str) -> tuple[list[str], str]:
         """Statements for one element, and C++ for its value as `kind`; `number`: the element's."""

@@ -98,6 +98,50 @@ def test_parameters(name, params):
     check(name, gradients(5001)["plain"], KEY, **params)
 
 
+WIDTHS = """
+param Widths {
+    int few in [1, 8] = 3;
+    int many in [1, 16] = 9;
+}
+void WidthsEncode(float* gradient, uint8* out, int few, int many) {
+    uint<few>* low = map(gradient, [&](float x) -> uint<few> { return x * 5; });
+    uint<many>* high = map(gradient, [&](float x) -> uint<many> { return x * 9000; });
+    out = concat(low, high);
+}
+void WidthsDecode(uint8* packet, float* gradient, int few, int many) {
+    uint<few>* low;
+    uint<many>* high;
+    extract(packet, low, high);
+    gradient = map(range(gradient.size), [&](int i) -> float { return low[i] + 300 * high[i]; });
+}
+"""
+
+
+def test_every_width():
+    """Shifts and stores of a width that a parameter gives are those of a width that is known."""
+    program = compll.compile_text(WIDTHS, "widths")
+    library = build(program)
+    x = np.abs(gradients(3001)["plain"])
+    for many in range(1, 17):
+        params = {"few": (many + 1) // 2, "many": many}
+        kernels, reference = (
+            Emulated(program, library, **params),
+            compll.Reference(program, **params),
+        )
+        packets, _ = kernels.encode(x, skew=many % 16)
+        np.testing.assert_array_equal(packets, reference.encode(x))
+        values, report = kernels.decode([packets], x.size)
+        assert report == FINE
+        assert_same_floats(values, reference.decode(packets, x.size))
+
+
+def test_no_thread_divides_by_the_size_of_blocks():
+    """They are powers of two: a division of 64 bits would cost as much as encoding an element."""
+    source = cuda.emit(optimise(spec("qsgd")))
+    kernels = source[source.index("encode_blocks1(") : source.index("encode_blocks1_grid")]
+    assert not re.findall(r"int_div|/ (?:block|bucket)", kernels)
+
+
 def test_noise_and_packets_that_are_not_aligned():
     for skew, offset in ((1, 3), (6, 12), (15, 2**40 + 7)):
         for name in ("terngrad", "graddrop", "natural"):

@@ -8,6 +8,8 @@
 #ifndef TF_HIPS_CC_CUDA_BITS_CUH_
 #define TF_HIPS_CC_CUDA_BITS_CUH_
 
+#include <type_traits>
+
 #include "tf_hips/cc/cuda/device.cuh"
 
 namespace tf_hips {
@@ -19,7 +21,21 @@ constexpr int kStagedWords = kTile + 4;
 
 TF_HIPS_INLINE int64_t packed_bytes(int64_t count, int64_t bits) { return (count * bits + 7) / 8; }
 
-// Eight codes of `bits` bits, at most 16, to `bits` bytes.
+// Calls `use` with `bits`, from kBits to kMost, as a constant: shifts by numbers that nvcc knows take
+// a fifth of the instructions.
+template <int kMost, int kBits = 1, typename Use>
+TF_HIPS_INLINE void with_bits(int bits, const Use& use) {
+  if constexpr (kBits == kMost) {
+    use(std::integral_constant<int, kBits>{});
+  } else if (bits == kBits) {
+    use(std::integral_constant<int, kBits>{});
+  } else {
+    with_bits<kMost, kBits + 1>(bits, use);
+  }
+}
+
+// Eight codes of `bits` bits, at most 16, to `bits` bytes; `out`: a multiple of `bits` bytes behind
+// an aligned one.
 template <typename Code>
 TF_HIPS_INLINE void pack8(const Code (&codes)[8], int bits, uint8_t* out) {
   uint64_t low = 0, high = 0;
@@ -34,8 +50,29 @@ TF_HIPS_INLINE void pack8(const Code (&codes)[8], int bits, uint8_t* out) {
       high |= code >> (64 - bit);
     }
   }
-  for (int k = 0; k < bits; ++k) {
-    out[k] = static_cast<uint8_t>(k < 8 ? low >> (8 * k) : high >> (8 * (k - 8)));
+  if (bits == 16) {
+    *reinterpret_cast<uint4*>(out) = {static_cast<uint32_t>(low), static_cast<uint32_t>(low >> 32),
+                                      static_cast<uint32_t>(high),
+                                      static_cast<uint32_t>(high >> 32)};
+  } else if (bits % 8 == 0) {
+    *reinterpret_cast<uint64_t*>(out) = low;
+  } else if (bits % 4 == 0) {
+    TF_HIPS_UNROLL
+    for (int k = 0; k < bits / 4; ++k) {
+      const uint64_t word = k < 2 ? low >> (32 * k) : high;
+      reinterpret_cast<uint32_t*>(out)[k] = static_cast<uint32_t>(word);
+    }
+  } else if (bits % 2 == 0) {
+    TF_HIPS_UNROLL
+    for (int k = 0; k < bits / 2; ++k) {
+      const uint64_t word = k < 4 ? low >> (16 * k) : high >> (16 * (k - 4));
+      reinterpret_cast<uint16_t*>(out)[k] = static_cast<uint16_t>(word);
+    }
+  } else {
+    TF_HIPS_UNROLL
+    for (int k = 0; k < bits; ++k) {
+      out[k] = static_cast<uint8_t>(k < 8 ? low >> (8 * k) : high >> (8 * (k - 8)));
+    }
   }
 }
 
@@ -50,17 +87,24 @@ TF_HIPS_INLINE void pack8(const float (&values)[8], int, uint8_t* out) {
   for (int u = 0; u < 8; ++u) reinterpret_cast<uint32_t*>(out)[u] = canonical_bits(values[u]);
 }
 
-// Writes `bytes` bytes of shared memory, by all threads of a block, 16 at a time.
-__device__ inline void write_staged(int t, const uint32_t* staged, int64_t bytes, uint8_t* out) {
+// The same where a parameter says how many bits there are.
+template <typename Code>
+TF_HIPS_INLINE void pack8_by(const Code (&codes)[8], int bits, uint8_t* out) {
+  with_bits<8 * sizeof(Code)>(bits, [&](auto known) { pack8(codes, known, out); });
+}
+
+// Writes `all` bytes of shared memory, by all threads of a block, 16 at a time.
+__device__ inline void write_staged(int t, const uint32_t* staged, int64_t all, uint8_t* out) {
   const uint8_t* from = reinterpret_cast<const uint8_t*>(staged);
-  const int64_t skewed = static_cast<int64_t>((16 - reinterpret_cast<uintptr_t>(out) % 16) % 16);
-  const int64_t head = least(skewed, bytes);
-  const int64_t vectors = (bytes - head) / 16;
-  const int64_t tail = head + 16 * vectors;
+  const int bytes = static_cast<int>(all);  // at most four for an element of a tile
+  const int skewed = static_cast<int>((16 - reinterpret_cast<uintptr_t>(out) % 16) % 16);
+  const int head = skewed < bytes ? skewed : bytes;
+  const int vectors = (bytes - head) / 16;
+  const int tail = head + 16 * vectors;
   if (t < head) out[t] = from[t];
   if (tail + t < bytes) out[tail + t] = from[tail + t];
-  const int shift = static_cast<int>(head % 4) * 8;
-  for (int64_t k = t; k < vectors; k += kThreads) {
+  const int shift = head % 4 * 8;
+  for (int k = t; k < vectors; k += kThreads) {
     const uint32_t* words = staged + (head + 16 * k) / 4;
     uint32_t word[4];
     TF_HIPS_UNROLL
@@ -74,8 +118,8 @@ __device__ inline void write_staged(int t, const uint32_t* staged, int64_t bytes
 
 // The little-endian number in `bytes` bytes, at most 16, that begin at `from`; none is read from
 // `end` on.
-__device__ inline void fetch(const uint8_t* from, int bytes, const uint8_t* end, uint64_t* low,
-                             uint64_t* high) {
+TF_HIPS_INLINE void fetch(const uint8_t* from, int bytes, const uint8_t* end, uint64_t* low,
+                          uint64_t* high) {
   const int skew = static_cast<int>(reinterpret_cast<uintptr_t>(from) % 4);
   const int words = (skew + bytes + 3) / 4;
   *low = 0;
@@ -106,7 +150,7 @@ __device__ inline void fetch(const uint8_t* from, int bytes, const uint8_t* end,
 // The eight codes of `bits` bits, at most 16, from number `first`, a multiple of 8, on; 0 behind
 // the end. A packet's prefix lies before its fields, so that there are words to align to.
 template <typename Code>
-__device__ void unpack8(const uint8_t* field, int64_t first, int64_t count, int bits,
+TF_HIPS_INLINE void unpack8(const uint8_t* field, int64_t first, int64_t count, int bits,
                         Code (&out)[8]) {
   uint64_t low = 0, high = 0;
   if (first < count) {
@@ -120,6 +164,14 @@ __device__ void unpack8(const uint8_t* field, int64_t first, int64_t count, int 
     if (bit < 64 && bit + bits > 64) code |= high << (64 - bit);
     out[u] = static_cast<Code>(code & mask);
   }
+}
+
+// The same where a parameter says how many bits there are.
+template <typename Code>
+TF_HIPS_INLINE void unpack8_by(const uint8_t* field, int64_t first, int64_t count, int bits,
+                               Code (&out)[8]) {
+  with_bits<8 * sizeof(Code)>(
+      bits, [&](auto known) { unpack8(field, first, count, known, out); });
 }
 
 TF_HIPS_INLINE uint32_t code_at(const uint8_t* in, int64_t count, int bits, int64_t index) {
