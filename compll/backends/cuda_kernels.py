@@ -163,11 +163,16 @@ class Kernels:
         """Makes a let or a scalar known to later kernels."""
         self.side.definitions.append(Definition(var, form, value, member))
 
-    def define_kept(self, step: nodes.Store, member: str, count: str = "") -> None:
-        """Makes a vector that is kept known; `count`: the scalar that holds its length, if any."""
+    def define_kept(
+        self, step: nodes.Store, member: str, count: str = "", *, is_picked: bool = False
+    ) -> None:
+        """Makes a vector that is kept known.
+
+        `count`: the scalar that holds its length, if any; `is_picked`: `member` is a scalar, too.
+        """
         size = kept_size(step)
         self.side.definitions.append(
-            Definition(step.var, "kept", size, member, most_kept(step), count)
+            Definition(step.var, "kept", size, member, most_kept(step), count, is_picked)
         )
 
     # Kernels.
