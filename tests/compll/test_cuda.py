@@ -142,6 +142,18 @@ def test_no_thread_divides_by_the_size_of_blocks():
     assert not re.findall(r"int_div|/ (?:block|bucket)", kernels)
 
 
+def test_a_sum_of_more_tiles_than_shared_memory_has_room_for():
+    program = compll.compile_text(
+        "void LongEncode(float* g, uint8* out) {"
+        "    float* long_one = map(range(1025 * 1024 + 3), [&](int i) -> float { return i * 0.1; });"
+        "    out = concat(reduce(long_one, 0, sum), reduce(g, 0, sum)); }",
+        "long",
+    )
+    kernels, reference = Emulated(program), compll.Reference(program)
+    x = gradients(2500)["plain"]
+    np.testing.assert_array_equal(kernels.encode(x)[0], reference.encode(x))
+
+
 def test_noise_and_packets_that_are_not_aligned():
     for skew, offset in ((1, 3), (6, 12), (15, 2**40 + 7)):
         for name in ("terngrad", "graddrop", "natural"):

@@ -114,19 +114,11 @@ __device__ int64_t join_shares(const int64_t* lanes) {
   return value;
 }
 
-// The result of a chunk from those of its tiles, in phases; all threads must call it. `parts` has
-// room for half as many again behind them.
+// Combines `tiles` values at `from`, with room for half as many at `to`. In phases. Its callers say
+// which memory that is: a pointer to either would be slower to read from.
 template <typename Reducer>
-__device__ void finish_floats(float* parts, int64_t tiles, float init, float* result) {
-  TF_HIPS_SHARED float levels[kTile + kTile / 2];
-  const bool is_shared = tiles <= kTile;
-  float* from = is_shared ? levels : parts;
-  float* to = from + (is_shared ? kTile : tiles);
-  if (is_shared) {
-    TF_HIPS_PHASE(t) {
-      for (int64_t k = t; k < tiles; k += kThreads) levels[k] = parts[k];
-    }
-  }
+__device__ __forceinline__ void finish_levels(float* from, float* to, int64_t tiles, float init,
+                                              float* result) {
   for (int64_t count = tiles; count > 1; count = (count + 1) / 2) {
     TF_HIPS_PHASE(t) {
       for (int64_t k = t; k < count / 2; k += kThreads) {
@@ -141,6 +133,21 @@ __device__ void finish_floats(float* parts, int64_t tiles, float init, float* re
   TF_HIPS_PHASE(t) {
     if (t == 0) *result = tiles == 0 ? init : Reducer::fold(init, from[0]);
   }
+}
+
+// The result of a chunk from those of its tiles, in phases; all threads must call it. `parts` has
+// room for half as many again behind them.
+template <typename Reducer>
+__device__ void finish_floats(float* parts, int64_t tiles, float init, float* result) {
+  TF_HIPS_SHARED float levels[kTile + kTile / 2];
+  if (tiles > kTile) {
+    finish_levels<Reducer>(parts, parts + tiles, tiles, init, result);
+    return;
+  }
+  TF_HIPS_PHASE(t) {
+    for (int64_t k = t; k < tiles; k += kThreads) levels[k] = parts[k];
+  }
+  finish_levels<Reducer>(levels, levels + kTile, tiles, init, result);
 }
 
 template <typename Reducer>
