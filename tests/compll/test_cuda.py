@@ -145,8 +145,8 @@ def test_no_thread_divides_by_the_size_of_blocks():
 def test_a_sum_of_more_tiles_than_shared_memory_has_room_for():
     program = compll.compile_text(
         "void LongEncode(float* g, uint8* out) {"
-        "    float* long_one = map(range(1025 * 1024 + 3), [&](int i) -> float { return i * 0.1; });"
-        "    out = concat(reduce(long_one, 0, sum), reduce(g, 0, sum)); }",
+        "    float* whole = map(range(1025 * 1024 + 3), [&](int i) -> float { return i * 0.1; });"
+        "    out = concat(reduce(whole, 0, sum), reduce(g, 0, sum)); }",
         "long",
     )
     kernels, reference = Emulated(program), compll.Reference(program)
