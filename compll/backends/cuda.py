@@ -98,7 +98,7 @@ class _Emitter:
                 else [step.value]
             )
         )
-        return sorted([*_INCLUDES, *(["select"] if selects else [])])
+        return sorted([*_INCLUDES, *(["top_k"] if selects else [])])
 
     # Kernels.
 
@@ -153,7 +153,7 @@ class _Emitter:
                         after.append(next_step)
                 blocks.run(step, after, is_last=not left)
             elif isinstance(step, nodes.Store):
-                selections.store(step)
+                selections.store(step, left)
             elif step.writes and isinstance(step.writes[0].value, nodes.Scatter):
                 selections.decode(step.writes[0].value)
             elif function.is_plain:

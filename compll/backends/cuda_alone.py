@@ -16,7 +16,7 @@ _MOST_TILES = 8
 _SIZES = {"float": 4, "uint32_t": 4, "int32_t": 4, "int64_t": 8}
 _CONSTANTS = {"kTile": 1024, "kThreads": 128, "kLanes": 16, "kBins": 2048}
 _DECLARED = re.compile(r"TF_HIPS_SHARED (\w+) \w+(?:\[([^\]]+)\])?;")
-# Functions of reduce.cuh and select.cuh, and what each instance of them has.
+# Functions of reduce.cuh, select.cuh and top_k.cuh, and what each instance of them has.
 _CALLED = {
     r"finish_floats<\w+>": 6144,
     r"finish_ints<\w+>": 1152,
@@ -24,6 +24,7 @@ _CALLED = {
     "sum_threads": 128,
     "scan_tiles": 2048,
     r"sort_keys<\w+>": 16384,
+    "pick_sorted": 8192 + 544 + 48,
 }
 # top_k_alone: counts, their sums, and places.
 _TOP_K = 8192 + 544 + 2064

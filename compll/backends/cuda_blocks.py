@@ -62,7 +62,8 @@ class Blocks:
         function = "reduce_blocks" if is_float else "reduce_int_blocks"
         add(
             f"{function}<{name}>({tile}, {count}, {block}, {scope.c(value.init)},",
-            f"    call.{member} + spot.chunk * call.{member}_room + spot.base / {block});",
+            f"    call.{member} + spot.chunk * call.{member}_room + "
+            f"block_number(spot.base, {block}));",
         )
         self._lines.close()
         kernels.define_kept(step, member)
@@ -89,11 +90,11 @@ class Blocks:
         elements = scope.names.fresh("elements")
         add(
             f"const int64_t {block} = {scope.c(value.block)};",
-            f"const int64_t {elements} = {scope.c(sweep.size)};",
-            f"const int64_t {first} = spot.base / {block};",
+            f"const int64_t {elements} = {scope.length(sweep.size)};",
+            f"const int64_t {first} = block_number(spot.base, {block});",
         )
         self._lines.open("TF_HIPS_PHASE(t) {")
-        self._lines.open(f"if (t < kTile / {block} && {first} + t < {elements}) {{")
+        self._lines.open(f"if (t < block_number(kTile, {block}) && {first} + t < {elements}) {{")
         done: list[str] = []
         for write, part in zip(sweep.writes, parts, strict=True):
             kind = element(write.value.type)

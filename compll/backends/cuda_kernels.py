@@ -53,6 +53,27 @@ def grid_of(name: str, call: str) -> list[str]:
     return [f"TF_HIPS_KERNEL {name}_grid(const {call} call) {{ {name}(call, blockIdx.x); }}", ""]
 
 
+def _grids_of(name: str) -> list[str]:
+    """Two of one that may leave a residual: a call without one has no registers for it."""
+    return [
+        f"TF_HIPS_KERNEL {name}_grid(const EncodeCall call) {{",
+        f"  {name}<false>(call, blockIdx.x);",
+        "}",
+        f"TF_HIPS_KERNEL {name}_rest_grid(const EncodeCall call) {{",
+        f"  {name}<true>(call, blockIdx.x);",
+        "}",
+        f"inline void launch_{name}(const EncodeCall& call, int64_t blocks,",
+        f"{' ' * len(f'inline void launch_{name}(')}cudaStream_t stream) {{",
+        "  if (call.residual != nullptr) {",
+        f"    TF_HIPS_LAUNCH({name}_rest_grid, blocks, kThreads, stream, call);",
+        "  } else {",
+        f"    TF_HIPS_LAUNCH({name}_grid, blocks, kThreads, stream, call);",
+        "  }",
+        "}",
+        "",
+    ]
+
+
 @dataclass(frozen=True)
 class Launch:
     """One kernel, or several, of a call.
@@ -98,6 +119,9 @@ class Kernels:
     decodes_tiles: bool = False
     _had_header: bool = False
     _kernel: str = ""
+    _blocks: str = ""
+    _template: Lines = field(default_factory=Lines)
+    _leaves: bool = False
     _in_loop: bool = False
     _is_header_written: bool = False
     _is_own: bool = False
@@ -139,11 +163,16 @@ class Kernels:
         """Makes a let or a scalar known to later kernels."""
         self.side.definitions.append(Definition(var, form, value, member))
 
-    def define_kept(self, step: nodes.Store, member: str, count: str = "") -> None:
-        """Makes a vector that is kept known; `count`: the scalar that holds its length, if any."""
+    def define_kept(
+        self, step: nodes.Store, member: str, count: str = "", *, is_picked: bool = False
+    ) -> None:
+        """Makes a vector that is kept known.
+
+        `count`: the scalar that holds its length, if any; `is_picked`: `member` is a scalar, too.
+        """
         size = kept_size(step)
         self.side.definitions.append(
-            Definition(step.var, "kept", size, member, most_kept(step), count)
+            Definition(step.var, "kept", size, member, most_kept(step), count, is_picked)
         )
 
     # Kernels.
@@ -177,6 +206,8 @@ class Kernels:
         header = [] if self._had_header else [value for _, value in self.header]
         self._is_own = reads_own(self.side, parts, [*besides, *header])
         self._may_sum = self._is_own and not self.side.has_read
+        self._leaves = False
+        self._template = self.lines.later()
         self.lines.open(f"TF_HIPS_BLOCK {name}(const {self.call}& call, uint32_t block_index) {{")
         if self.side.is_decode and not is_check:
             add("if (*call.report != TF_HIPS_CUDA_FINE) return;")
@@ -208,6 +239,7 @@ class Kernels:
         blocks = "call.tensor.chunks"
         if loop is not None:
             blocks = f"num_runs(call.blocks[{loop}], call.run[{loop}])"
+        self._blocks = blocks
         self.launches.append(
             Launch(
                 f"TF_HIPS_LAUNCH({name}_grid, {blocks}, kThreads, stream, call);",
@@ -230,7 +262,14 @@ class Kernels:
             self.lines.add(*closing)
             self._in_loop = False
         self.lines.close()
-        self.lines.add(*grid_of(self._kernel, self.call))
+        if not self._leaves:
+            self.lines.add(*grid_of(self._kernel, self.call))
+            return
+        name, blocks = self._kernel, self._blocks
+        self._template.add("template <bool leaves_rest>")
+        self.lines.add(*_grids_of(name))
+        alone = f"for (uint32_t k = 0; k < {blocks}; ++k) {name}<true>(call, k);"
+        self.launches[-1] = Launch(f"launch_{name}(call, {blocks}, stream);", alone)
 
     def scope(self) -> Scope:
         """New variables, for what is put into braces."""
@@ -417,12 +456,13 @@ class Kernels:
         target = f"body + layout.offset[{write.field}] + spot.base / 8 * {bits}"
         second.append(f"write_staged(t, {staged}, packed_bytes({count}, {bits}), {target});")
         zero = f"static_cast<{held}>(0)"
+        pack8 = "pack8" if bits.isdecimal() else "pack8_by"
         return Item(
             part,
             kind,
             [f"{held} {codes}[kEach];"],
             lambda text: f"{codes}[u] = is_inside ? {text} : {zero};",
-            [f"pack8({codes}, {bits}, reinterpret_cast<uint8_t*>({staged}) + t * {bits});"],
+            [f"{pack8}({codes}, {bits}, reinterpret_cast<uint8_t*>({staged}) + t * {bits});"],
         )
 
     def _define_lets(self, lets: Sequence[nodes.Let]) -> None:
@@ -504,5 +544,7 @@ class Kernels:
             return
         if not knows_tile(self.decoder, writes, blocks, had_header=self._had_header):
             return
-        self.decodes_tiles = True
+        self.decodes_tiles = self._leaves = True
+        self.lines.open("if constexpr (leaves_rest) {")
         self.lines.add(f"if (call.residual != nullptr) decode_kernels::{ROWS}(call.rest, spot);")
+        self.lines.close()

@@ -16,6 +16,38 @@ def size_of(vector: nodes.Var) -> nodes.Expr:
     return nodes.Size(INT, vector.span, nodes.Ref(vector.type, vector.span, vector))
 
 
+def roots_of(steps: Sequence[nodes.Step]) -> list[nodes.Expr]:
+    """All expressions of steps."""
+    roots: list[nodes.Expr] = []
+    for step in steps:
+        if isinstance(step, nodes.Sweep):
+            roots += [step.size, *(reduce for _, reduce in step.reduces)]
+            roots += [write.value for write in step.writes]
+        else:
+            roots.append(step.value)
+    return roots
+
+
+def only_index(vector: nodes.Var, roots: Sequence[nodes.Expr]) -> nodes.Expr | None:
+    """The index at which expressions read a vector; None where there are none or several.
+
+    Its length may be read, too.
+    """
+    found: list[nodes.Expr] = []
+    others = 0
+    for expr in (expr for root in roots for expr in walk(root)):
+        match expr:
+            case nodes.Ref(var=var) if var is vector:
+                others += 1
+            case nodes.Size(array=nodes.Ref(var=var)) if var is vector:
+                others -= 1
+            case nodes.Index(array=nodes.Ref(var=var), index=index) if var is vector:
+                others -= 1
+                found.append(index)
+    is_one = bool(found) and others == 0 and all(index == found[0] for index in found)
+    return found[0] if is_one else None
+
+
 def is_in_order(root: nodes.Expr, vector: nodes.Var) -> bool:
     """Whether element i of a vector is read for element i only."""
     part = part_of(root)

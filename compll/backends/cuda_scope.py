@@ -21,8 +21,8 @@ _OWN = """
 before call chunk complain counts fetch find_spot finish first from full head how is_aligned
 is_finite is_inside joined k lane lanes last launched least load_code load_float load_word low
 high packet part parts philox places places_here placed_here report room rows row scalars shared
-spot staged sum taken tensor tiles totals t u value_here wanted_ key_here bins_here block_here turn
-run block_index alone zero
+spot staged sum taken tensor tiles totals t u value_here wanted_ is_there bins_here block_here turn
+run block_index alone zero leaves_rest
 """
 # A float 0 that nvcc does not know (c_common.Expressions).
 _ZERO = "zero"
@@ -63,6 +63,7 @@ class Definition:
         member: its name in the struct of the call, or in Scalars.
         most: of a kept vector: the most elements that it can have.
         count: of one whose length only a kernel finds: the member of Scalars that holds it.
+        is_picked: only one element of it is read and kept, `member` of Scalars.
     """
 
     var: nodes.Var
@@ -71,6 +72,7 @@ class Definition:
     member: str = ""
     most: nodes.Expr | None = None
     count: str = ""
+    is_picked: bool = False
 
 
 def reads(roots: Iterable[nodes.Expr], vector: nodes.Var) -> bool:
@@ -161,7 +163,7 @@ class Vector:
     size: nodes.Expr | None
     count: str
     pointer: str
-    form: str  # "gradient", "state", "field" or "kept"
+    form: str  # "gradient", "state", "field", "kept" or "picked"
     bits: str | None = None
 
 
@@ -203,6 +205,8 @@ class Scope:
 
     def anywhere(self, vector: Vector, index: str) -> str:
         """Element `index`, C++ for any number, of a vector."""
+        if vector.form == "picked":
+            return vector.pointer
         if vector.bits is not None:
             return f"code_at({vector.pointer}, {vector.count}, {vector.bits}, {index})"
         function = "float_at" if vector.form == "field" else "value_at"
@@ -224,6 +228,14 @@ class Scope:
         if not isinstance(kind, UInt):
             return "32"
         return str(kind.bits) if isinstance(kind.bits, int) else f"{self.widths[kind]}.bits"
+
+    def length(self, size: nodes.Expr) -> str:
+        """C++ for a length; of `blocks_in` without a division, which each thread would do."""
+        if isinstance(size, nodes.Binary) and size.op == "/":
+            block, known = size.right, self.side.program.blocks
+            if block in known or (isinstance(block, nodes.Const) and block.value in nodes.BLOCKS):
+                return f"block_number({self.c(size.left)}, {self.c(block)})"
+        return self.c(size)
 
     # What a block of C++ begins with.
 
@@ -304,17 +316,18 @@ class Scope:
         else:
             kind = self.c.type(element(var.type))
             count = self.names.fresh(f"{var.name}_count")
-            found = f"scalars.{made.count}" if made.value is None else self.c(made.value)
-            lines.add(
-                f"{_MAYBE}const int64_t {count} = {found};",
-                f"{_MAYBE}const {kind}* {name} = call.{made.member} + "
-                f"spot.chunk * call.{made.member}_room;",
-            )
+            found = f"scalars.{made.count}" if made.value is None else self.length(made.value)
+            at = f"call.{made.member} + spot.chunk * call.{made.member}_room"
+            pointed = f"const {kind}* {name} = {at};"
+            if made.is_picked:
+                pointed = f"const {kind} {name} = scalars.{made.member};"
+            lines.add(f"{_MAYBE}const int64_t {count} = {found};", _MAYBE + pointed)
             self.c.sizes[var] = count
             size = made.value
             if size is None or isinstance(size, nodes.Math):
                 size = nodes.Size(INT, var.span, nodes.Ref(var.type, var.span, var))
-            self.vectors[var] = Vector(var, size, count, name, "kept")
+            form = "picked" if made.is_picked else "kept"
+            self.vectors[var] = Vector(var, size, count, name, form)
 
     # The loop over a thread's elements.
 
@@ -363,7 +376,8 @@ class Scope:
                 lines.add(f"load8({vector.pointer}, first, n, {name});")
             else:
                 bits = vector.bits or "32"
-                lines.add(f"unpack8({vector.pointer}, first, {vector.count}, {bits}, {name});")
+                by = "" if bits.isdecimal() else "_by"
+                lines.add(f"unpack8{by}({vector.pointer}, first, {vector.count}, {bits}, {name});")
 
     def element(self, part: nodes.Elementwise, kind: Type, number: str) -> tuple[list[str], str]:
         """Statements for one element, and C++ for its value as `kind`; `number`: the element's."""

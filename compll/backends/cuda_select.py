@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vectors that are kept between kernels: filter, sort, top_k and scatter (select.cuh).
+"""Vectors that are kept between kernels: filter, sort, top_k, scatter (select.cuh, top_k.cuh).
 
     filter    flags to a bit each, counted by tile; the counts scanned; values to their places
-    sort      keys; a block of threads a chunk sorts them
+    sort      keys; a block of threads a chunk sorts them, or, where one element is all that is
+              read, finds that by counting digits
     top_k     keys; three times: count a digit, pick it; then as a filter; a block of threads does
               a small one alone
     scatter   places; checked; zeros; values to their places
@@ -10,13 +11,16 @@
 Nothing is written to the gradient of a decode before all places of all its chunks are checked.
 """
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 
 from compll.backends.cuda_kernels import HERE, Kernels, Launch
+from compll.backends.cuda_reads import only_index, roots_of
 from compll.backends.cuda_reduce import Item
-from compll.backends.cuda_scope import Scope, element, most_kept, part_of
+from compll.backends.cuda_scope import Scope, element, most_kept, part_of, reads
 from compll.ir import nodes
 from compll.ir.types import BOOL, FLOAT, INT, Type
+from compll.ir.walk import free_vars
 
 
 class Selections:
@@ -27,14 +31,17 @@ class Selections:
         self.kernels = kernels
         self.lines = kernels.lines
 
-    def store(self, step: nodes.Store) -> None:
-        """Makes a vector; later kernels may read it."""
+    def store(self, step: nodes.Store, left: list[nodes.Step]) -> None:
+        """Makes a vector; later kernels may read it.
+
+        `left`: the steps behind it, of which lets are taken away that are defined here.
+        """
         value = step.value
         match value:
             case nodes.Filter():
                 self._filter(step, value)
             case nodes.Sort():
-                self._sort(step, value)
+                self._sort(step, value, left)
             case nodes.TopK():
                 self._top_k(step, value)
             case nodes.Scatter():
@@ -187,14 +194,16 @@ class Selections:
         scope.unpack([part, part.size, *roots])
         elements = self._whole(scope, part)
         gradient = kernels.sum_lines([part])
-        at = f"call.{keys}[spot.chunk * call.{keys}_room + first + u]"
-        counted = "atomicAdd(&bins_here[key_here >> 21], 1); " if bins else ""
-
-        def note(text: str) -> str:
-            made = f"const auto key_here = {key(text)}; {at} = key_here; {counted}"
-            return f"if (is_inside) {{ {made}}}"
-
-        kernels.each(scope, part.size, gradient, elements, [Item(part, kind, [], note, [])])
+        made, at = scope.names.fresh("keys_here"), f"spot.chunk * call.{keys}_room + first"
+        counted = f" if (is_inside) atomicAdd(&bins_here[{made}[u] >> 21], 1);" if bins else ""
+        item = Item(
+            part,
+            kind,
+            [f"{'uint32_t' if kind == FLOAT else 'uint64_t'} {made}[kEach];"],
+            lambda text: f"{made}[u] = is_inside ? {key(text)} : 0;{counted}",
+            [f"keep8({made}, call.{keys} + {at});"],
+        )
+        kernels.each(scope, part.size, gradient, elements, [item])
         lines = first(scope)
         if lines:
             self.lines.open("TF_HIPS_PHASE(t) {")
@@ -207,14 +216,15 @@ class Selections:
         flush = f"add_bins(bins_here, call.{bins} + {chunk} * kPasses * kBins);"
         kernels.end([f"if (call.alone == 0) {flush}"] if bins else ())
 
-    def _sort(self, step: nodes.Store, value: nodes.Sort) -> None:
+    def _sort(self, step: nodes.Store, value: nodes.Sort, left: list[nodes.Step]) -> None:
         kernels, add, name = self.kernels, self.lines.add, step.var.name
         part, kind = part_of(value.source), element(value.type)
         loop = kernels.loop(part.size)
-        room = f"padded_count(kTile * call.tiles[{loop}])"
+        lets = [*itertools.takewhile(lambda item: isinstance(item, nodes.Let), left)]
+        index = self._only_read(step.var, lets, left) if kind == FLOAT else None
+        room = f"kTile * call.tiles[{loop}]"
+        room = room if index is not None else f"padded_count({room})"
         keys = kernels.array("uint32_t" if kind == FLOAT else "uint64_t", f"{name}_keys", room)
-        held = Scope(kernels.side, self.lines).c.type(kind)
-        member = kernels.array(held, name, f"kTile * call.tiles[{loop}]")
         order = "true" if value.is_descending else "false"
 
         def key(text: str) -> str:
@@ -222,6 +232,17 @@ class Selections:
             return f"sort_key({number}, {order})"
 
         self._keys("keys", part, kind, key, keys, lambda _: [], [])
+        if index is not None:
+            member = kernels.scalar(step.var, "float")
+            kernels.define_kept(step, member, is_picked=True)
+            for let in left[: len(lets)]:
+                if isinstance(let, nodes.Let):
+                    kernels.define(let.var, "let", let.value)
+            del left[: len(lets)]
+            self._pick(part, keys, member, order, index)
+            return
+        held = Scope(kernels.side, self.lines).c.type(kind)
+        member = kernels.array(held, name, f"kTile * call.tiles[{loop}]")
         kernels.begin("sort", None)
         scope = kernels.scope()
         scope.unpack([part.size])
@@ -243,6 +264,48 @@ class Selections:
         kernels.end()
         kernels.define_kept(step, member)
 
+    def _only_read(
+        self, var: nodes.Var, lets: Sequence[nodes.Step], left: Sequence[nodes.Step]
+    ) -> nodes.Expr | None:
+        """The only place that is read of a vector, if the lets behind it tell which that is."""
+        kernels = self.kernels
+        index = only_index(var, [*roots_of(left), *(value for _, value in kernels.header)])
+        if index is None:
+            return None
+        needs, need = [index], free_vars(index)
+        for let in reversed(lets):
+            if isinstance(let, nodes.Let) and let.var in need:
+                needs.append(let.value)
+                need = (need - {let.var}) | free_vars(let.value)
+        return index if need <= kernels.side.known() | {var} and not reads(needs, var) else None
+
+    def _pick(
+        self, part: nodes.Elementwise, keys: str, member: str, order: str, index: nodes.Expr
+    ) -> None:
+        """A kernel that leaves one element of a sorted vector."""
+        kernels, add = self.kernels, self.lines.add
+        kernels.begin("pick", None)
+        scope = kernels.scope()
+        scope.unpack([part.size, index])
+        elements = self._whole(scope, part)
+        place, found = scope.names.fresh("place"), scope.names.fresh("found")
+        add(
+            f"TF_HIPS_SHARED uint32_t {found};",
+            f"const int64_t {place} = {scope.c(index)};",
+            f"pick_sorted(call.{keys} + spot.chunk * call.{keys}_room, {elements}, {place}, "
+            f"&{found});",
+        )
+        self.lines.open("TF_HIPS_PHASE(t) {")
+        self.lines.open("if (t == 0) {")
+        add(
+            f"const bool is_there = {place} >= 0 && {place} < {elements};",
+            f"call.scalars[spot.chunk].{member} = "
+            f"is_there ? sorted_value({found}, {order}, 0.0f) : 0.0f;",
+        )
+        for _ in range(3):
+            self.lines.close()
+        kernels.end()
+
     def _top_k(self, step: nodes.Store, value: nodes.TopK) -> None:
         kernels, name = self.kernels, step.var.name
         part = part_of(value.source)
@@ -254,7 +317,7 @@ class Selections:
         member = kernels.array("int64_t", name, f"kTile * call.tiles[{room}]")
         left = [
             kernels.array("uint32_t", f"{name}_{what}", f"kTile * call.tiles[{loop}]")
-            for what in ("tile_keys", "tile_places", "few_keys", "few_places")
+            for what in ("tile_keys", "tile_places", "few_places")
         ]
 
         def first(scope: Scope) -> list[str]:
@@ -285,7 +348,7 @@ class Selections:
         ]
         call = f"{{{', '.join(fields)}}}"
         grid, alone = f"run_top_k({call}, stream);", f"top_k_alone({call});"
-        kernels.launches.append(Launch(grid, alone, number=9))
+        kernels.launches.append(Launch(grid, alone, number=10))
         kernels.define_kept(step, member)
 
     # Scatter.

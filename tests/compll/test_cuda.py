@@ -98,6 +98,62 @@ def test_parameters(name, params):
     check(name, gradients(5001)["plain"], KEY, **params)
 
 
+WIDTHS = """
+param Widths {
+    int few in [1, 8] = 3;
+    int many in [1, 16] = 9;
+}
+void WidthsEncode(float* gradient, uint8* out, int few, int many) {
+    uint<few>* low = map(gradient, [&](float x) -> uint<few> { return x * 5; });
+    uint<many>* high = map(gradient, [&](float x) -> uint<many> { return x * 9000; });
+    out = concat(low, high);
+}
+void WidthsDecode(uint8* packet, float* gradient, int few, int many) {
+    uint<few>* low;
+    uint<many>* high;
+    extract(packet, low, high);
+    gradient = map(range(gradient.size), [&](int i) -> float { return low[i] + 300 * high[i]; });
+}
+"""
+
+
+def test_every_width():
+    """Shifts and stores of a width that a parameter gives are those of a width that is known."""
+    program = compll.compile_text(WIDTHS, "widths")
+    library = build(program)
+    x = np.abs(gradients(3001)["plain"])
+    for many in range(1, 17):
+        params = {"few": (many + 1) // 2, "many": many}
+        kernels, reference = (
+            Emulated(program, library, **params),
+            compll.Reference(program, **params),
+        )
+        packets, _ = kernels.encode(x, skew=many % 16)
+        np.testing.assert_array_equal(packets, reference.encode(x))
+        values, report = kernels.decode([packets], x.size)
+        assert report == FINE
+        assert_same_floats(values, reference.decode(packets, x.size))
+
+
+def test_no_thread_divides_by_the_size_of_blocks():
+    """They are powers of two: a division of 64 bits would cost as much as encoding an element."""
+    source = cuda.emit(optimise(spec("qsgd")))
+    kernels = source[source.index("encode_blocks1(") : source.index("encode_blocks1_grid")]
+    assert not re.findall(r"int_div|/ (?:block|bucket)", kernels)
+
+
+def test_a_sum_of_more_tiles_than_shared_memory_has_room_for():
+    program = compll.compile_text(
+        "void LongEncode(float* g, uint8* out) {"
+        "    float* whole = map(range(1025 * 1024 + 3), [&](int i) -> float { return i * 0.1; });"
+        "    out = concat(reduce(whole, 0, sum), reduce(g, 0, sum)); }",
+        "long",
+    )
+    kernels, reference = Emulated(program), compll.Reference(program)
+    x = gradients(2500)["plain"]
+    np.testing.assert_array_equal(kernels.encode(x)[0], reference.encode(x))
+
+
 def test_noise_and_packets_that_are_not_aligned():
     for skew, offset in ((1, 3), (6, 12), (15, 2**40 + 7)):
         for name in ("terngrad", "graddrop", "natural"):
@@ -261,13 +317,23 @@ def test_few_kernels():
         kernels.alone(may_be=True)
 
 
+def test_only_a_call_with_a_residual_has_the_registers_of_its_decoder():
+    """The kernel that encodes and decodes a tile is two, one of which does not decode."""
+    source = cuda.emit(optimise(spec("qsgd")))
+    decoded = "decode_kernels::decode_tile_of_rows(call.rest, spot);"
+    assert re.search(r"if constexpr \(leaves_rest\) \{[^}]*" + re.escape(decoded), source)
+    assert source.count(decoded) == 1
+    for grid, leaves in (("encode_blocks1_grid", "false"), ("encode_blocks1_rest_grid", "true")):
+        assert re.search(rf"TF_HIPS_KERNEL {grid}\([^{{]*\{{\s*encode_blocks1<{leaves}>\(", source)
+
+
 @pytest.mark.parametrize("name", EVERY)
 def test_one_kernel_does_all_of_a_small_call(name):
     """Where there would be several, for 2048 elements at least, within a block's shared memory."""
     source = cuda.emit(optimise(spec(name)))
     for side in ("encode", "decode"):
         run = source[source.index(f"void run_{side}(") :]
-        launches = re.findall(r"(?:TF_HIPS_LAUNCH\(|run_top_k)", run[: run.index("\n}\n")])
+        launches = re.findall(r"TF_HIPS_LAUNCH\(|run_top_k|launch_", run[: run.index("\n}\n")])
         tiles = re.findall(rf"bool start_{side}.*?tiles\[k\] > (\d+)\) call->alone", source, re.S)
         assert bool(tiles) == (len(launches) > 1)
         assert all(int(most) >= 2 for most in tiles)

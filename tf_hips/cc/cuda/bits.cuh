@@ -8,6 +8,8 @@
 #ifndef TF_HIPS_CC_CUDA_BITS_CUH_
 #define TF_HIPS_CC_CUDA_BITS_CUH_
 
+#include <type_traits>
+
 #include "tf_hips/cc/cuda/device.cuh"
 
 namespace tf_hips {
@@ -19,7 +21,20 @@ constexpr int kStagedWords = kTile + 4;
 
 TF_HIPS_INLINE int64_t packed_bytes(int64_t count, int64_t bits) { return (count * bits + 7) / 8; }
 
-// Eight codes of `bits` bits, at most 16, to `bits` bytes.
+// Calls `use` with `bits`, from kBits to kMost, as a constant: shifts by numbers that nvcc knows.
+template <int kMost, int kBits = 1, typename Use>
+TF_HIPS_INLINE void with_bits(int bits, const Use& use) {
+  if constexpr (kBits == kMost) {
+    use(std::integral_constant<int, kBits>{});
+  } else if (bits == kBits) {
+    use(std::integral_constant<int, kBits>{});
+  } else {
+    with_bits<kMost, kBits + 1>(bits, use);
+  }
+}
+
+// Eight codes of `bits` bits, at most 16, to `bits` bytes; `out`: a multiple of `bits` bytes behind
+// an aligned one.
 template <typename Code>
 TF_HIPS_INLINE void pack8(const Code (&codes)[8], int bits, uint8_t* out) {
   uint64_t low = 0, high = 0;
@@ -34,8 +49,29 @@ TF_HIPS_INLINE void pack8(const Code (&codes)[8], int bits, uint8_t* out) {
       high |= code >> (64 - bit);
     }
   }
-  for (int k = 0; k < bits; ++k) {
-    out[k] = static_cast<uint8_t>(k < 8 ? low >> (8 * k) : high >> (8 * (k - 8)));
+  if (bits == 16) {
+    *reinterpret_cast<uint4*>(out) = {static_cast<uint32_t>(low), static_cast<uint32_t>(low >> 32),
+                                      static_cast<uint32_t>(high),
+                                      static_cast<uint32_t>(high >> 32)};
+  } else if (bits % 8 == 0) {
+    *reinterpret_cast<uint64_t*>(out) = low;
+  } else if (bits % 4 == 0) {
+    TF_HIPS_UNROLL
+    for (int k = 0; k < bits / 4; ++k) {
+      const uint64_t word = k < 2 ? low >> (32 * k) : high;
+      reinterpret_cast<uint32_t*>(out)[k] = static_cast<uint32_t>(word);
+    }
+  } else if (bits % 2 == 0) {
+    TF_HIPS_UNROLL
+    for (int k = 0; k < bits / 2; ++k) {
+      const uint64_t word = k < 4 ? low >> (16 * k) : high >> (16 * (k - 4));
+      reinterpret_cast<uint16_t*>(out)[k] = static_cast<uint16_t>(word);
+    }
+  } else {
+    TF_HIPS_UNROLL
+    for (int k = 0; k < bits; ++k) {
+      out[k] = static_cast<uint8_t>(k < 8 ? low >> (8 * k) : high >> (8 * (k - 8)));
+    }
   }
 }
 
@@ -50,17 +86,24 @@ TF_HIPS_INLINE void pack8(const float (&values)[8], int, uint8_t* out) {
   for (int u = 0; u < 8; ++u) reinterpret_cast<uint32_t*>(out)[u] = canonical_bits(values[u]);
 }
 
-// Writes `bytes` bytes of shared memory, by all threads of a block, 16 at a time.
-__device__ inline void write_staged(int t, const uint32_t* staged, int64_t bytes, uint8_t* out) {
+// The same where a parameter says how many bits there are.
+template <typename Code>
+TF_HIPS_INLINE void pack8_by(const Code (&codes)[8], int bits, uint8_t* out) {
+  with_bits<8 * sizeof(Code)>(bits, [&](auto known) { pack8(codes, known, out); });
+}
+
+// Writes `all` bytes of shared memory, by all threads of a block, 16 at a time.
+__device__ inline void write_staged(int t, const uint32_t* staged, int64_t all, uint8_t* out) {
   const uint8_t* from = reinterpret_cast<const uint8_t*>(staged);
-  const int64_t skewed = static_cast<int64_t>((16 - reinterpret_cast<uintptr_t>(out) % 16) % 16);
-  const int64_t head = least(skewed, bytes);
-  const int64_t vectors = (bytes - head) / 16;
-  const int64_t tail = head + 16 * vectors;
+  const int bytes = static_cast<int>(all);  // at most four for an element of a tile
+  const int skewed = static_cast<int>((16 - reinterpret_cast<uintptr_t>(out) % 16) % 16);
+  const int head = skewed < bytes ? skewed : bytes;
+  const int vectors = (bytes - head) / 16;
+  const int tail = head + 16 * vectors;
   if (t < head) out[t] = from[t];
   if (tail + t < bytes) out[tail + t] = from[tail + t];
-  const int shift = static_cast<int>(head % 4) * 8;
-  for (int64_t k = t; k < vectors; k += kThreads) {
+  const int shift = head % 4 * 8;
+  for (int k = t; k < vectors; k += kThreads) {
     const uint32_t* words = staged + (head + 16 * k) / 4;
     uint32_t word[4];
     TF_HIPS_UNROLL
@@ -72,10 +115,12 @@ __device__ inline void write_staged(int t, const uint32_t* staged, int64_t bytes
   }
 }
 
-// The little-endian number in `bytes` bytes, at most 16, that begin at `from`; none is read from
+// The little-endian number in `bytes` bytes, at most kMost, that begin at `from`; none is read from
 // `end` on.
-__device__ inline void fetch(const uint8_t* from, int bytes, const uint8_t* end, uint64_t* low,
-                             uint64_t* high) {
+template <int kMost>
+TF_HIPS_INLINE void fetch(const uint8_t* from, int bytes, const uint8_t* end, uint64_t* low,
+                          uint64_t* high) {
+  static_assert(kMost == 8 || kMost == 16, "one word of 64 bits, or two");
   const int skew = static_cast<int>(reinterpret_cast<uintptr_t>(from) % 4);
   const int words = (skew + bytes + 3) / 4;
   *low = 0;
@@ -88,14 +133,14 @@ __device__ inline void fetch(const uint8_t* from, int bytes, const uint8_t* end,
     return;
   }
   const uint32_t* at = reinterpret_cast<const uint32_t*>(from - skew);
-  uint32_t word[6] = {};
+  uint32_t word[kMost / 4 + 1] = {};
   TF_HIPS_UNROLL
-  for (int w = 0; w < 5; ++w) {
+  for (int w = 0; w < kMost / 4 + 1; ++w) {
     if (w < words) word[w] = at[w];
   }
-  uint32_t part[4];
+  uint32_t part[4] = {};
   TF_HIPS_UNROLL
-  for (int w = 0; w < 4; ++w) {
+  for (int w = 0; w < kMost / 4; ++w) {
     const uint64_t pair = static_cast<uint64_t>(word[w + 1]) << 32 | word[w];
     part[w] = static_cast<uint32_t>(pair >> (8 * skew));
   }
@@ -103,15 +148,21 @@ __device__ inline void fetch(const uint8_t* from, int bytes, const uint8_t* end,
   *high = static_cast<uint64_t>(part[3]) << 32 | part[2];
 }
 
-// The eight codes of `bits` bits, at most 16, from number `first`, a multiple of 8, on; 0 behind
-// the end. A packet's prefix lies before its fields, so that there are words to align to.
+// The bytes of the eight codes of `bits` bits, at most 8 or 16 as Code has, from number `first`, a
+// multiple of 8, on; 0 behind the end. A packet's prefix lies before its fields, so that there are
+// words to align to.
 template <typename Code>
-__device__ void unpack8(const uint8_t* field, int64_t first, int64_t count, int bits,
-                        Code (&out)[8]) {
-  uint64_t low = 0, high = 0;
-  if (first < count) {
-    fetch(field + first / 8 * bits, bits, field + packed_bytes(count, bits), &low, &high);
-  }
+TF_HIPS_INLINE void fetch8(const uint8_t* field, int64_t first, int64_t count, int bits,
+                           uint64_t* low, uint64_t* high) {
+  *low = 0;
+  *high = 0;
+  if (first >= count) return;
+  const uint8_t* const end = field + packed_bytes(count, bits);
+  fetch<8 * sizeof(Code)>(field + first / 8 * bits, bits, end, low, high);
+}
+
+template <typename Code>
+TF_HIPS_INLINE void split8(uint64_t low, uint64_t high, int bits, Code (&out)[8]) {
   const uint64_t mask = (uint64_t{1} << bits) - 1;
   TF_HIPS_UNROLL
   for (int u = 0; u < 8; ++u) {
@@ -120,6 +171,23 @@ __device__ void unpack8(const uint8_t* field, int64_t first, int64_t count, int 
     if (bit < 64 && bit + bits > 64) code |= high << (64 - bit);
     out[u] = static_cast<Code>(code & mask);
   }
+}
+
+template <typename Code>
+TF_HIPS_INLINE void unpack8(const uint8_t* field, int64_t first, int64_t count, int bits,
+                            Code (&out)[8]) {
+  uint64_t low, high;
+  fetch8<Code>(field, first, count, bits, &low, &high);
+  split8(low, high, bits, out);
+}
+
+// The same where a parameter says how many bits there are.
+template <typename Code>
+TF_HIPS_INLINE void unpack8_by(const uint8_t* field, int64_t first, int64_t count, int bits,
+                               Code (&out)[8]) {
+  uint64_t low, high;
+  fetch8<Code>(field, first, count, bits, &low, &high);
+  with_bits<8 * sizeof(Code)>(bits, [&](auto known) { split8(low, high, known, out); });
 }
 
 TF_HIPS_INLINE uint32_t code_at(const uint8_t* in, int64_t count, int bits, int64_t index) {
@@ -149,18 +217,22 @@ TF_HIPS_INLINE float float_at(const uint8_t* in, int64_t count, int64_t index) {
   return index >= 0 && index < count ? load_float(in + 4 * index) : 0.0f;
 }
 
-__device__ inline void unpack8(const uint8_t* field, int64_t first, int64_t count, int,
-                               uint32_t (&out)[8]) {
-  TF_HIPS_UNROLL
-  for (int u = 0; u < 8; ++u) {
-    out[u] = first + u < count ? load_word(field + 4 * (first + u)) : 0u;
-  }
-}
-
+// Of 32 bits: as load8, from wherever a field begins.
 __device__ inline void unpack8(const uint8_t* field, int64_t first, int64_t count, int,
                                float (&out)[8]) {
+  if (is_aligned(field, 4)) {
+    load8(reinterpret_cast<const float*>(field), first, count, out);
+    return;
+  }
   TF_HIPS_UNROLL
   for (int u = 0; u < 8; ++u) out[u] = float_at(field, count, first + u);
+}
+
+__device__ inline void unpack8(const uint8_t* field, int64_t first, int64_t count, int bits,
+                               uint32_t (&out)[8]) {
+  float words[8];
+  unpack8(field, first, count, bits, words);
+  memcpy(out, words, sizeof words);
 }
 
 // Scalars of a header, by one thread.

@@ -130,6 +130,23 @@ __device__ inline void put8(const float (&values)[8], int64_t first, int64_t cou
   }
 }
 
+// Eight values of memory of a call, which is aligned and has room for whole tiles.
+template <typename T>
+TF_HIPS_INLINE void take8(const T* from, T (&out)[8]) {
+  uint4 words[sizeof(T) / 2];
+  TF_HIPS_UNROLL
+  for (size_t k = 0; k < sizeof(T) / 2; ++k) words[k] = reinterpret_cast<const uint4*>(from)[k];
+  memcpy(out, words, sizeof words);
+}
+
+template <typename T>
+TF_HIPS_INLINE void keep8(const T (&values)[8], T* to) {
+  uint4 words[sizeof(T) / 2];
+  memcpy(words, values, sizeof words);
+  TF_HIPS_UNROLL
+  for (size_t k = 0; k < sizeof(T) / 2; ++k) reinterpret_cast<uint4*>(to)[k] = words[k];
+}
+
 // As load8, of gradient + residual, which is also left in `value`; the plain gradient without one.
 __device__ inline void load_sum8(const float* gradient, const float* residual, float* value,
                                  int64_t first, int64_t count, float (&out)[8]) {

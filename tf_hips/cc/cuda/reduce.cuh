@@ -114,19 +114,11 @@ __device__ int64_t join_shares(const int64_t* lanes) {
   return value;
 }
 
-// The result of a chunk from those of its tiles, in phases; all threads must call it. `parts` has
-// room for half as many again behind them.
+// Combines `tiles` values at `from`, with room for half as many at `to`. In phases. Its callers say
+// which memory that is: a pointer to either would be slower to read from.
 template <typename Reducer>
-__device__ void finish_floats(float* parts, int64_t tiles, float init, float* result) {
-  TF_HIPS_SHARED float levels[kTile + kTile / 2];
-  const bool is_shared = tiles <= kTile;
-  float* from = is_shared ? levels : parts;
-  float* to = from + (is_shared ? kTile : tiles);
-  if (is_shared) {
-    TF_HIPS_PHASE(t) {
-      for (int64_t k = t; k < tiles; k += kThreads) levels[k] = parts[k];
-    }
-  }
+__device__ __forceinline__ void finish_levels(float* from, float* to, int64_t tiles, float init,
+                                              float* result) {
   for (int64_t count = tiles; count > 1; count = (count + 1) / 2) {
     TF_HIPS_PHASE(t) {
       for (int64_t k = t; k < count / 2; k += kThreads) {
@@ -141,6 +133,21 @@ __device__ void finish_floats(float* parts, int64_t tiles, float init, float* re
   TF_HIPS_PHASE(t) {
     if (t == 0) *result = tiles == 0 ? init : Reducer::fold(init, from[0]);
   }
+}
+
+// The result of a chunk from those of its tiles, in phases; all threads must call it. `parts` has
+// room for half as many again behind them.
+template <typename Reducer>
+__device__ void finish_floats(float* parts, int64_t tiles, float init, float* result) {
+  TF_HIPS_SHARED float levels[kTile + kTile / 2];
+  if (tiles > kTile) {
+    finish_levels<Reducer>(parts, parts + tiles, tiles, init, result);
+    return;
+  }
+  TF_HIPS_PHASE(t) {
+    for (int64_t k = t; k < tiles; k += kThreads) levels[k] = parts[k];
+  }
+  finish_levels<Reducer>(levels, levels + kTile, tiles, init, result);
 }
 
 template <typename Reducer>
@@ -160,12 +167,22 @@ __device__ void finish_ints(const int64_t* parts, int64_t tiles, int64_t init, i
   }
 }
 
+// The number of the block of `block` elements, a power of two, that holds an element; so of
+// elements + block - 1 the number of blocks, without a division.
+TF_HIPS_INLINE int64_t block_number(int64_t element, int64_t block) {
+#ifdef __CUDA_ARCH__
+  return element >> (31 - __clz(static_cast<int>(block)));
+#else
+  return element >> __builtin_ctzll(static_cast<uint64_t>(block));
+#endif
+}
+
 // The reductions of blocks of `block` elements of a tile: out[k] becomes that of block k, for
 // `count` elements; values behind them are neutral. In phases; all threads must call it.
 template <typename Reducer>
 __device__ void reduce_blocks(const float* tile, int count, int block, float init, float* out) {
   TF_HIPS_SHARED float lanes[kTile];
-  const int blocks = (count + block - 1) / block;
+  const int blocks = static_cast<int>(block_number(count + block - 1, block));
   TF_HIPS_PHASE(t) {
     for (int k = t; k < blocks * kLanes; k += kThreads) {
       const float* values = tile + k / kLanes * block;
@@ -196,13 +213,6 @@ __device__ void reduce_int_blocks(const int64_t* tile, int count, int block, int
 // Whether `block_reduce` can have blocks of that many elements.
 inline bool is_block(int64_t block) {
   return block >= kLanes && block <= kTile && (block & (block - 1)) == 0;
-}
-
-// The number of the block of `block` elements, a power of two, that holds an element.
-TF_HIPS_INLINE int64_t block_number(int64_t element, int64_t block) {
-  int shift = 4;
-  while ((int64_t{1} << shift) < block) ++shift;
-  return element >> shift;
 }
 
 }  // namespace cuda

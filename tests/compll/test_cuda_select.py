@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What CUDA's kernels keep of a vector: ties of top_k, and sorts of which one element is read."""
+
+import numpy as np
+import pytest
+
+import compll
+from compll.backends import cuda
+from compll.packet import CHUNK
+from compll.passes import optimise
+from tests.compll.emulation import Emulated, build
+from tests.compll.support import gradients, spec
+
+pytestmark = pytest.mark.heavy  # runs of g++ where the cache is empty
+
+PICKED = """
+param Picked {
+    int place in [-5, 100000] = 0;
+}
+void PickedEncode(float* gradient, uint8* out, int place) {
+    float* up = sort(gradient, less);
+    float* down = sort(map(gradient, [&](float g) -> float { return g * 2; }), greater);
+    int last = down.size - 1;
+    float most = up[last - place];
+    out = concat(up[place], down[last], map(gradient, [&](float g) -> float { return g + most; }));
+}
+"""
+
+
+def emitted(program: compll.Program) -> str:
+    return cuda.emit(optimise(program))
+
+
+def test_one_element_of_a_sorted_vector_is_found_without_sorting():
+    program = compll.compile_text(PICKED, "picked")
+    # Of `up` two places are read, of `down` one.
+    assert emitted(program).count(" sort_keys<") == 1
+    assert emitted(program).count(" pick_sorted(") == 1
+    one = compll.compile_text(PICKED.replace("last - place", "place"), "picked")
+    assert " sort_keys<" not in emitted(one)
+    for source in (one, program):
+        library = build(source)
+        for place in (-5, 0, 3, 1024, 2999, 100_000):
+            kernels = Emulated(source, library, place=place)
+            reference = compll.Reference(source, place=place)
+            for n in (0, 1, 1500, 20_000):
+                for number, x in enumerate(gradients(n).values()):
+                    kernels.order(backwards=number % 2 == 1)
+                    packets, _ = kernels.encode(x)
+                    np.testing.assert_array_equal(packets, reference.encode(x))
+
+
+@pytest.mark.parametrize("name", ("bisparse", "graddrop"))
+def test_a_threshold_from_a_sample_takes_no_sort(name):
+    """One block of threads a chunk would sort it, while the others of a GPU wait."""
+    assert " sort_keys<" not in emitted(spec(name))
+
+
+def test_a_top_k_of_mostly_zeros():
+    """Fewer elements than are wanted are not 0, so that 0 is the wanted key, and nothing is left
+    behind: all of a chunk's tiles have a part in what is written.
+    """
+    program = spec("topk")
+    kernels, reference = Emulated(program), compll.Reference(program)
+    rng, n = np.random.default_rng(5), 100_003
+    few = np.zeros(n, np.float32)
+    few[rng.choice(n, n // 300, replace=False)] = rng.normal(size=n // 300)
+    for backwards in (False, True):
+        kernels.order(backwards=backwards)
+        for x in (few, few * 0, np.where(few == 0, np.float32(-3), few)):
+            packets, _ = kernels.encode(x)
+            np.testing.assert_array_equal(packets, reference.encode(x))
+
+
+def test_memory_of_top_k():
+    """Keys, what tiles have left of them and where, and where what chunks have left was: 16 bytes
+    an element.
+    """
+    kernels = Emulated(spec("topk"))
+    assert kernels.codec.scratch_bytes(kernels.values, 4 * CHUNK) < 4 * CHUNK * 16.5
