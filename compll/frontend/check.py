@@ -277,15 +277,11 @@ class _Decoder(_Body):
                 call.span,
                 "help: name the packet first, and then variables that have no value yet",
             )
-        targets: list[tuple[nodes.Var, nodes.Var | None]] = []
-        for argument in call.arguments[1:]:
-            target = self._target(argument)
-            if target[0].name == self.gradient and any(
-                var.name == self.gradient for var, _ in targets
-            ):
-                message = f"`{self.gradient}` must be assigned once"
-                raise self.lower.refuse("E505", message, argument.span)
-            targets.append(target)
+        targets = each(call.arguments[1:], self._target)
+        whole = [var for var, _ in targets if var.name == self.gradient]
+        if len(whole) > 1:
+            message = f"`{self.gradient}` must be assigned once"
+            raise self.lower.refuse("E505", message, whole[1].span)
         sizes = self._sizes([var.type for var, _ in targets], call.span)
         self._check_equal(targets)
         fields = []
@@ -302,6 +298,8 @@ class _Decoder(_Body):
         if not isinstance(argument, ast.Name):
             raise self.lower.refuse("E206", "`extract` takes the names of variables", argument.span)
         found = self.frame.scope.find(argument.name)
+        if found is POISONED:
+            raise Refused
         if not isinstance(found, Variable):
             help_lines = unknown(argument.name, self.frame.scope.all_names())
             raise self.lower.refuse(

@@ -41,8 +41,8 @@ def both(first: Callable[[], _One], second: Callable[[], _Two]) -> tuple[_One, _
     return one, second()
 
 
-def each(trees: Iterable[ast.Expr], make: Callable[[ast.Expr], nodes.Expr]) -> list[nodes.Expr]:
-    """What `make` lowers each expression to; one that is refused does not hide the others."""
+def each(trees: Iterable[ast.Expr], make: Callable[[ast.Expr], _One]) -> list[_One]:
+    """What `make` gives for each expression; one that is refused does not hide the others."""
     made = []
     refused = None
     for tree in trees:

@@ -176,14 +176,23 @@ def test_all_fields_and_places_of_a_packet_are_looked_at():
     text = """
     void XEncode(float* g, uint8* o) { o = concat(u, g, v); }
     void XDecode(uint8* p, float* g) {
-        float* x;
-        extract(p, x);
+        extract(p, w, g, x);
         g = scatter(u, v, w, y);
     }
     """
     with pytest.raises(compll.CompileError) as caught:
         compll.compile_text(text, "x")
-    assert [item.message[-2] for item in caught.value.diagnostics] == [*"uvuvwy"]
+    assert [item.message[-2] for item in caught.value.diagnostics] == [*"uvwxuvwy"]
+
+
+def test_a_variable_of_an_unknown_type_is_told_once():
+    text = """
+    void XEncode(float* g, uint8* o) { o = concat(g, g); }
+    void XDecode(uint8* p, float* g) { double x; extract(p, x, g); }
+    """
+    with pytest.raises(compll.CompileError) as caught:
+        compll.compile_text(text, "x")
+    assert [item.code for item in caught.value.diagnostics] == ["E208"]
 
 
 @pytest.mark.parametrize("place", ["begin", "middle", "end"])
