@@ -224,13 +224,19 @@ def _leftovers(
         for end, mark in _BUILT.items()
         if (path := folder / f"{name}{end}").is_file() and mark in path.read_bytes()
     ]
-    identity = parts[f"{name}.mk"].rpartition(" ")[2].strip().encode()
-    is_same = all(path.read_bytes() == parts.get(path.name, "").encode() for path in there) and all(
-        identity in path.read_bytes() for path in built if path.name == f"{name}.so"
+    says, named = parts[f"{name}.mk"], folder / f"{name}.mk"
+    identity = says.rpartition(" ")[2].strip().encode()
+    # It names the specification: what differs then was changed by hand, or is of another compll.
+    is_same = (
+        named.read_bytes() == says.encode()
+        if named in there
+        else all(path.read_bytes() == parts.get(path.name, "").encode() for path in there)
     )
-    if is_same:
-        return []
-    return [path.name for path in (*there, *built) if path.name not in written]
+    stale = [] if is_same else [*there]
+    for path in built:
+        names_it = path.name == f"{name}.so"  # the specification, too
+        stale += [path] * (identity not in path.read_bytes() if names_it else not is_same)
+    return [path.name for path in stale if path.name not in written]
 
 
 def cuda_source(program: nodes.Program, spec: Specification) -> str:

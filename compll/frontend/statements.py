@@ -15,7 +15,14 @@ from compll.errors import Report
 from compll.frontend import ast
 from compll.frontend.lower import LATER, STATEMENTS, Frame, Lowerer
 from compll.frontend.scalars import KEY_PARTS
-from compll.frontend.scope import POISONED, Function, Refused, Variable, unknown
+from compll.frontend.scope import (
+    POISONED,
+    Exhausted,
+    Function,
+    Refused,
+    Variable,
+    unknown,
+)
 from compll.ir import nodes
 from compll.ir.types import BOOL, FLOAT, INT, Array, Type
 from compll.source import Span
@@ -135,6 +142,8 @@ class Statements:
             return
         try:
             kind = lower.type_of(statement.type, frame)
+        except Exhausted:
+            raise
         except Refused:
             if statement.value is not None and not isinstance(statement.value, ast.Lambda):
                 lower.expr(statement.value, frame)  # for what is wrong in it
@@ -224,6 +233,8 @@ class Statements:
         is_good = True
         try:
             value = lower.condition(statement.condition, frame)
+        except Exhausted:
+            raise
         except Refused:
             is_good, value = False, nodes.Const(BOOL, span, True)  # to see what is in the arms
         condition = lower.bind(frame, "c", value, span)

@@ -74,6 +74,36 @@ def test_a_disk_that_has_room_again_gets_the_next_backup(tmp_path, monkeypatch, 
     assert is_told(caplog) == 2
 
 
+def test_a_disk_that_cannot_delete_keeps_the_backup_and_says_so(tmp_path, monkeypatch, caplog):
+    from tf_hips.callbacks import folder
+
+    failing(monkeypatch, folder.BackupFolder, "prune", full, (2, 3))
+    train(build(), callbacks(tmp_path, keep=1, delete_checkpoint=False)[1])
+    assert "00000003-epoch-3-step-0" in [one.name for one in tmp_path.iterdir()]
+    assert is_told(caplog) == 0
+    assert any("The backup is whole" in one for one in caplog.messages)
+
+
+def test_who_may_not_write_is_told_at_once(tmp_path, monkeypatch):
+    def refused():
+        return PermissionError(errno.EACCES, "Permission denied", "x")
+
+    failing(monkeypatch, homes()["write"], "write", refused, (1,))
+    with pytest.raises(PermissionError, match="Permission denied"):
+        train(build(), callbacks(tmp_path, keep=1, delete_checkpoint=False)[1])
+
+
+def test_memory_that_is_full_is_no_disk(tmp_path, monkeypatch):
+    def out_of_memory():
+        import tensorflow as tf
+
+        return tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
+
+    failing(monkeypatch, homes()["write"], "write", out_of_memory, (1,))
+    with pytest.raises(Exception, match="OOM"):
+        train(build(), callbacks(tmp_path, keep=1, delete_checkpoint=False)[1])
+
+
 def test_what_is_not_the_disks_ends_it_and_leaves_nothing(tmp_path, monkeypatch):
     def wrong():
         return ValueError("wrong")

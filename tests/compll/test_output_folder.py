@@ -79,6 +79,27 @@ def test_each_part_of_an_older_specification_is_seen(tmp_path, capsys, left):
     assert sorted(path.name for path in folder.iterdir()) == ["Makefile", "x.codec.cc", "x.mk"]
 
 
+@pytest.mark.parametrize("name", ["x.cu", "x_reference.py", "x.codec.cc"])
+def test_parts_that_were_changed_by_hand_stay(tmp_path, capsys, name):
+    spec, folder = tmp_path / "x.pse", tmp_path / "out"
+    spec.write_text(FP32.read_text())
+    assert gen(folder, spec) == 0
+    all_parts = sorted(folder.iterdir())
+    with (folder / name).open("a") as file:
+        file.write("\n")
+    assert gen(folder, spec, more=["--target", "cpp"]) == 0
+    assert sorted(folder.iterdir()) == all_parts and capsys.readouterr().err == ""
+
+
+def test_a_library_of_an_older_specification_does_not_stay(tmp_path, capsys):
+    spec, folder = tmp_path / "x.pse", tmp_path / "out"
+    spec.write_text(FP32.read_text())
+    assert gen(folder, spec) == 0
+    (folder / "x.so").write_text("tf_hips_codec_id x@0123456789abcdef")
+    assert gen(folder, spec, more=["--target", "cpp"]) == 0
+    assert "x.so" in capsys.readouterr().err and not (folder / "x.so").exists()
+
+
 def test_a_library_that_is_built_again_is_not_told_as_removed(tmp_path, capsys, monkeypatch):
     def compile_codec(source, identity, output):
         output.write_text(f"tf_hips_codec_id {identity}")

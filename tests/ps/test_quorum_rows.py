@@ -120,3 +120,32 @@ def test_without_any_row_a_round_is_closed_as_ever() -> None:
         assert run.results(A, 1) is None
         run.clock.advance(2.0)
         assert not got(run, A, 1).any()
+
+
+def test_whoever_has_no_row_and_hangs_up_is_counted_once() -> None:
+    """It chooses when: just after another was lost, so that its return would not be enough."""
+    with begun("median(f=1)") as run:
+        for child in (A, B):
+            run.deliver(child, 1)
+        run.deliver(D, 1, weight=0.0)
+        for child in (C, D):
+            with run.session.changed:
+                run.session._lose(child)
+            run.clock.advance(1.0)
+        assert run.told("below_quorum")
+        run.processes[C] = "another"
+        assert run.join(C)["is_back"]  # and needs longer than the time for its first packet
+        run.clock.advance(100.0)
+        assert not run.session.is_over
+
+
+def test_a_round_without_any_row_waits_for_no_other() -> None:
+    """One says that it has none; the others refuse their own updates, which are none either."""
+    with begun("median(f=1)") as run:
+        for child in (A, B):
+            run.deliver(child, 1, weight=REFUSED_WEIGHT)
+        run.deliver(D, 1, weight=0.0)
+        closing = run.session._closing
+        assert closing is not None
+        assert closing._store is not None
+        assert closing._store.without_row(1, (A, B, D), 3) == []

@@ -292,11 +292,20 @@ class Joining:
         self.pool = concurrent.futures.ThreadPoolExecutor(8)
 
     def join(
-        self, child: int, *, seed: int = 7, compression: str = "fp32", workers: int = 1
+        self,
+        child: int,
+        *,
+        seed: int = 7,
+        compression: str = "fp32",
+        workers: int = 1,
+        downlink: str = "same",
+        above: str | None = None,
     ) -> concurrent.futures.Future[dict[str, object]]:
         """Begins to join; returns when it is taken in, or refused."""
         caller = Caller(child, f"p{child}", PATIENCE_S)
-        future = self.pool.submit(self.session.join, caller, workers, compression, "same", seed)
+        future = self.pool.submit(
+            self.session.join, caller, workers, compression, downlink, seed, above=above
+        )
         children = self.session._members.children
         eventually(
             lambda: future.done() or child in children, PATIENCE_S, changed=self.session.changed
@@ -309,6 +318,7 @@ class Joining:
     [
         ("median(f=1)", {"seed": 8}, "`seed`. Site `a` has 7. Received: seed=8 from site `c`"),
         ("median(f=1)", {"compression": "onebit"}, "`compression`. Site `a` has fp32"),
+        ("median(f=1)", {"above": "onebit", "downlink": "fp32"}, "`above`. Site `a` has None."),
         ("detox(r=3) >> median", {"workers": 2}, "1 of site `a`, 2 of site `c`"),
     ],
 )

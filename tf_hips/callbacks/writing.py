@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the ranks of a party write a backup together, and what a disk that is full does to it.
 
-A run is worth more than one of its backups: where a file cannot be written on any rank, all ranks
+A run is worth more than one of its backups: where a disk is full, or fails, on any rank, all ranks
 go on with the backups that there are, and that is said. What was begun is deleted, for the room
 that it takes. Whatever else is wrong ends `fit`.
 """
 
 import errno
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,10 @@ from tf_hips.callbacks.handover import META
 from tf_hips.callbacks.peers import Peers
 
 Trouble = list[str]  # its kind, and what is said
+
+# What a disk says that is full or fails; NumPy says nothing where it could write a part only.
+_OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, None)
+_OF_TENSORFLOW = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Writing:
@@ -82,11 +87,12 @@ class Writing:
 
         def close() -> tuple[Trouble | None, bool]:
             _, trouble = _attempt(finish)
-            if trouble is not None:
+            # It has its name, and is a backup, even where the folder then cannot be synced.
+            if not folder.place(backup).exists():
                 return trouble, False
             if peers.backups is not None and meta["place"] is not None:
                 peers.backups.note(meta["place"])
-            return _attempt(lambda: folder.prune(keep, protected))[1], True
+            return trouble or _attempt(lambda: folder.prune(keep, protected))[1], True
 
         is_whole = False
         try:
@@ -99,10 +105,10 @@ class Writing:
             raise
         if not is_whole:
             self._drop(backup)
-        if trouble is not None:
-            self._tell(trouble)
         else:
             self._told.clear()
+        if trouble is not None:
+            self._tell(trouble, is_whole=is_whole)
 
     def _check_shared(self, draft: Path) -> None:
         for rank in range(self._peers.size):
@@ -116,11 +122,14 @@ class Writing:
         if self._peers.rank == 0:
             self._folder.drop(backup)
 
-    def _tell(self, trouble: Trouble) -> None:
+    def _tell(self, trouble: Trouble, *, is_whole: bool = False) -> None:
         kind, text = trouble
         if self._peers.rank == 0 and kind not in self._told:
             log.warning(
-                "Backing up to %s fails, and training goes on with the backups that there are: %s",
+                "The backup is whole, but its folder %s is not in order: %s"
+                if is_whole
+                else "Backing up to %s fails, and training goes on with the backups that there "
+                "are: %s",
                 self._folder.path,
                 text,
             )
@@ -134,6 +143,10 @@ def _attempt(action: Callable[[], Any]) -> tuple[Any, Trouble | None]:
     except (FileNotFoundError, ConnectionError):
         raise  # the wrong folder, or another process
     except OSError as error:
+        if error.errno not in _OF_DISKS:
+            raise
         return None, [errno.errorcode.get(error.errno or 0, type(error).__name__), str(error)]
-    except tf.errors.ResourceExhaustedError as error:  # a full disk, where TensorFlow writes
+    except tf.errors.ResourceExhaustedError as error:  # where TensorFlow writes; or of memory
+        if not any(os.strerror(number) in error.message for number in _OF_TENSORFLOW):
+            raise
         return None, [errno.errorcode[errno.ENOSPC], error.message]

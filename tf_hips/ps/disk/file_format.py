@@ -25,7 +25,7 @@ from tf_hips.errors import StateError
 from tf_hips.ops.checksum import crc32
 from tf_hips.ps.transport.wire import Buffer
 
-VERSION = 1
+VERSION = 2
 MARK = 0  # the kind of marks; others belong to who writes them
 RECORD = struct.Struct("<IIB")
 

@@ -89,10 +89,11 @@ class Telling:
             return []
         missing = sum(map(is_refused, said.values()))
         absent = [child for child, one in said.items() if one == 0 and not is_refused(one)]
-        if not 0 < len(said) - len(absent) < of:
+        rows = len(said) - len(absent) - missing
+        if rows == 0 or rows + missing >= of:
             return []
         try:
-            robust.check(len(said) - len(absent) - missing, missing, of)
+            robust.check(rows, missing, of)
         except ToleranceError:
             return absent
         return []

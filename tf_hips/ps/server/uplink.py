@@ -408,8 +408,12 @@ def _next_up(store: Passed) -> int:
 
 
 def _way_up(session: Session) -> str:
-    """What the sums of children go up with: what this server was told, or what they bring."""
+    """What the sums of children go up with: what this server was told, or what they bring.
+
+    Where some of them may lie, child 0 says it.
+    """
     members = session.state.members
-    wishes = [child.above for child in members.children.values() if child.above is not None]
+    heard = [0] if members.is_led else list(members.children)
+    wishes = [wish for one in heard if (wish := members.children[one].above) is not None]
     own = compressors.parse(members.children[0].compression).for_sums.text
     return members.terms.way_up or (wishes[0] if wishes else own)

@@ -89,7 +89,7 @@ class Below:
     @property
     def _num_there(self) -> int:
         members = self._members
-        return len(members.children) - len(members.lost) - len(self.without_row)
+        return len(members.children) - len(set(members.lost) | set(self.without_row))
 
     @property
     def _is_enough(self) -> bool:
@@ -110,5 +110,5 @@ class Below:
         for child in self._members.lost:
             site = self._members.site(child)
             yield self.why_lost.get(child, f"Site `{site}` was lost.")
-        for child in self.without_row:
+        for child in set(self.without_row) - set(self._members.lost):
             yield f"Site `{self._members.site(child)}` says that it has no row (weight 0)."

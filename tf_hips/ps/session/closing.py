@@ -208,6 +208,7 @@ class Closing:
         self._state.note_lost(child, is_lost=False)
         self._tell("found", child=child, child_site=self._site(child))
         log.info("Site %s is there again", self._site(child))
+        self._below.without_row = []  # it is awaited, and may have a row
         self._below.look()
 
     def answered(self, child: int, number: int) -> None:

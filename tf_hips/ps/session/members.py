@@ -178,6 +178,12 @@ class Members:
         return text if self.terms.site is None or rule.sketch is not None else None
 
     @property
+    def is_led(self) -> bool:
+        """Whether terms are those of child 0, since others may lie by the rule that was told here."""
+        told = self.terms.rule if self.terms.site is None else self.terms.robust
+        return told is not None and rules.parse(told).is_robust
+
+    @property
     def has_sketches(self) -> bool:
         """Whether rounds are decided here on sketches of leaves; all children have joined."""
         if self.terms.site is not None or not self.children[0].rule:
@@ -398,7 +404,7 @@ class Members:
                 raise self.second_process(position)
             self._check_terms(position, child)
             self.children[position] = known = child
-            if position == 0 and self._doubts:
+            if position == 0 and self.is_led:
                 self._put_out_unlike(child)
         return known
 
@@ -510,24 +516,20 @@ class Members:
         # Nor may a leaf have the name of a party that has yet to come, which would be refused then.
         awaited = [self.site(one) for one in self.absent() - {position}]
         check_names([*sorted(awaited), *paths], self.terms.site)
-        if self._doubts:
+        if self.is_led:
             others = {0: others[0]} if 0 in others else {}
         why_not = self._why_unlike(position, child, others)
         if why_not is not None:
             raise ProtocolError(why_not)
-
-    @property
-    def _doubts(self) -> bool:
-        """Whether some of the children may lie, by a rule that none of them has brought."""
-        told = self.terms.rule if self.terms.site is None else self.terms.robust
-        return told is not None and rules.parse(told).is_robust
 
     def _why_unlike(self, position: int, child: Child, others: Mapping[int, Child]) -> str | None:
         """How a child differs from `others` in what all must have in common; None: in nothing."""
         merging = child.rule if self.terms.site is None else self.terms.robust
         named = {self.site(one): known for one, known in others.items()}
         is_leaf = child.leaves == ((self.site(position), child.workers),)
-        return why_unlike(self.site(position), child, named, merging, is_leaf=is_leaf)
+        return why_unlike(
+            self.site(position), child, named, merging, is_leaf=is_leaf, is_led=self.is_led
+        )
 
     def _put_out_unlike(self, first: Child) -> None:
         """Child 0 has come: who is there on other terms than `first` must go."""
