@@ -164,6 +164,10 @@ def test_each_round_costs_the_same_however_many_are_kept() -> None:
         assert past.num_bytes == cost * min(3, number - 6)
 
 
+# What threads of other tests may take meanwhile; a record of each packet would be 1.5 MB.
+OTHERS = 64 << 10
+
+
 @pytest.mark.parametrize("kind", ["memory", "files"])
 @pytest.mark.parametrize(("num_chunks", "num_bytes"), [(1, 1), (160, 40)])
 def test_memory_is_no_more_than_what_counts(
@@ -184,9 +188,9 @@ def test_memory_is_no_more_than_what_counts(
         taken, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert taken < past.num_bytes - counted
+    assert taken < past.num_bytes - counted + OTHERS
     if kind == "files":  # whatever is in them
-        assert taken < 50 * ROUND_COSTS
+        assert taken < 50 * ROUND_COSTS + OTHERS
     past.close()
 
 
@@ -199,7 +203,7 @@ def test_files_are_open_only_while_they_are_used(
 
     def num_open() -> int:
         opened = (file.path for file in psutil.Process().open_files())
-        return sum(Path(path).name.startswith("results-") for path in opened)
+        return sum(Path(path).match(f"{folder.path.resolve()}/results-*") for path in opened)
 
     for number in range(1, 20):
         past.append(number, results(number))

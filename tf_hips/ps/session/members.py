@@ -179,7 +179,7 @@ class Members:
 
     @property
     def is_led(self) -> bool:
-        """Whether terms are those of child 0, since others may lie by the rule that was told here."""
+        """Whether terms are those of child 0: others may lie, by the rule that was told here."""
         told = self.terms.rule if self.terms.site is None else self.terms.robust
         return told is not None and rules.parse(told).is_robust
 
