@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tf_hips.errors import ConfigError, StateError
 from tf_hips.ps.disk import file_format
 from tf_hips.ps.disk import journal as journals
-from tf_hips.ps.disk.file_format import Facts, Reader
+from tf_hips.ps.disk.file_format import VERSION, Facts, Reader
 from tf_hips.ps.disk.journal import Folder, Journal, Recovery, SnapshotWriter
 
 FACTS = Facts("job", ("a", "b"), "error_feedback(onebit)", None)
@@ -219,8 +219,9 @@ def test_other_files_and_formats_are_refused(folder: Folder) -> None:
     Journal.begin(folder).close()
     path = folder.file("journal", 1)
     data = path.read_bytes()
-    path.write_bytes(data[:8] + b"\x02\0\0\0" + data[12:])
-    with pytest.raises(StateError, match=r"must have format 1\. Received: format 2"):
+    path.write_bytes(data[:8] + (VERSION - 1).to_bytes(4, "little") + data[12:])
+    text = rf"must have format {VERSION}\. Received: format {VERSION - 1}"
+    with pytest.raises(StateError, match=text):
         content(folder)
     path.write_bytes(b"#!/bin/sh\nexit\n     ")
     with pytest.raises(StateError, match="must be a file of a server's state"):
