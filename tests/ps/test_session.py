@@ -4,6 +4,7 @@
 import concurrent.futures
 import logging
 import threading
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 
 from tests.support.eventually import eventually
 from tf_hips.errors import PeerError, ProtocolError
+from tf_hips.ops import compressor as compressors
 from tf_hips.ps import rules
 from tf_hips.ps.calls.wait_limits import Limits
+from tf_hips.ps.server import uplink
 from tf_hips.ps.session.members import Caller, Terms
 from tf_hips.ps.session.session import Session
 from tf_hips.ps.terms.tree import MAX_LEAVES, far_larger
@@ -298,14 +301,10 @@ class Joining:
         seed: int = 7,
         compression: str = "fp32",
         workers: int = 1,
-        downlink: str = "same",
-        above: str | None = None,
     ) -> concurrent.futures.Future[dict[str, object]]:
         """Begins to join; returns when it is taken in, or refused."""
         caller = Caller(child, f"p{child}", PATIENCE_S)
-        future = self.pool.submit(
-            self.session.join, caller, workers, compression, downlink, seed, above=above
-        )
+        future = self.pool.submit(self.session.join, caller, workers, compression, "same", seed)
         children = self.session._members.children
         eventually(
             lambda: future.done() or child in children, PATIENCE_S, changed=self.session.changed
@@ -318,7 +317,6 @@ class Joining:
     [
         ("median(f=1)", {"seed": 8}, "`seed`. Site `a` has 7. Received: seed=8 from site `c`"),
         ("median(f=1)", {"compression": "onebit"}, "`compression`. Site `a` has fp32"),
-        ("median(f=1)", {"above": "onebit", "downlink": "fp32"}, "`above`. Site `a` has None."),
         ("detox(r=3) >> median", {"workers": 2}, "1 of site `a`, 2 of site `c`"),
     ],
 )
@@ -345,6 +343,33 @@ def test_below_another_rule_terms_are_those_of_who_comes_first() -> None:
         run.join(0).result(PATIENCE_S)
     with run.session.changed:
         run.session._waiting.end("the test is over")
+
+
+@pytest.mark.parametrize(
+    ("told", "wishes", "found"),
+    [
+        (None, {2: "onebit", 0: "fp16", 1: None}, "fp16"),  # whoever joined first
+        (None, {2: "onebit", 1: "fp16", 0: None, 3: "fp16"}, "fp16"),
+        (None, {2: "onebit", 1: "fp16", 0: None}, "fp16"),
+        (None, {1: None, 0: None}, "int8"),
+        ("bf16", {2: "onebit", 0: "fp16"}, "bf16"),
+    ],
+    ids=["the first", "most", "no majority", "nobody", "told"],
+)
+def test_what_goes_up_is_no_matter_of_who_joined_first(
+    told: str | None, wishes: dict[int, str | None], found: str
+) -> None:
+    """Below a robust rule children may wish for different things, if the first has no wish."""
+    children = {
+        child: types.SimpleNamespace(above=wish, compression="int8")
+        for child, wish in wishes.items()
+    }
+    members = types.SimpleNamespace(
+        children=children, terms=types.SimpleNamespace(way_up=told and compressors.parse(told).text)
+    )
+    session: Any = types.SimpleNamespace(state=types.SimpleNamespace(members=members))
+    expected = compressors.parse(found)
+    assert compressors.parse(uplink._way_up(session)) in (expected, expected.for_sums)
 
 
 def test_nobody_brings_a_leaf_of_the_name_of_another_party() -> None:

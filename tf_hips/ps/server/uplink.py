@@ -16,6 +16,7 @@ bytes, because what they are made of was durable before they went.
 Invariant: what the server above has heard of, this one has on its disk, where it keeps its run.
 """
 
+import collections
 import dataclasses
 import threading
 from collections.abc import Callable
@@ -410,10 +411,13 @@ def _next_up(store: Passed) -> int:
 def _way_up(session: Session) -> str:
     """What the sums of children go up with: what this server was told, or what they bring.
 
-    Where some of them may lie, child 0 says it.
+    Where terms are those of child 0, that may wish for nothing, and others for different things:
+    then it is what most of these wish for.
     """
     members = session.state.members
-    heard = [0] if members.is_led else list(members.children)
-    wishes = [wish for one in heard if (wish := members.children[one].above) is not None]
-    own = compressors.parse(members.children[0].compression).for_sums.text
-    return members.terms.way_up or (wishes[0] if wishes else own)
+    children = [members.children[one] for one in sorted(members.children)]
+    wishes = [child.above for child in children if child.above is not None]
+    wish = children[0].above
+    if wish is None and wishes:
+        [(wish, _)] = collections.Counter(wishes).most_common(1)
+    return members.terms.way_up or wish or compressors.parse(children[0].compression).for_sums.text

@@ -17,13 +17,7 @@ class Joining(Protocol):
 
 
 def why_unlike(
-    site: str,
-    child: Joining,
-    others: Mapping[str, Joining],
-    merging: str | None,
-    *,
-    is_leaf: bool,
-    is_led: bool,
+    site: str, child: Joining, others: Mapping[str, Joining], merging: str | None, *, is_leaf: bool
 ) -> str | None:
     """How a child differs from others in what all must have in common; None: in nothing.
 
@@ -33,8 +27,6 @@ def why_unlike(
         others: what others have brought, by name.
         merging: the rule that merges their rows here; None: that of a server above.
         is_leaf: whether the child stands for itself; else it is the server of others.
-        is_led: whether `others` decide for all. Else who wishes for nothing above takes what others
-            wish for.
     """
     if merging is not None:
         workers = {other: known.workers for other, known in others.items()}
@@ -43,8 +35,8 @@ def why_unlike(
             return why_not
     for other, known in others.items():
         for what in _COMMON:
-            if what == "above" and (child.above is None or (known.above is None and not is_led)):
-                continue
+            if what == "above" and None in (known.above, child.above):
+                continue  # who wishes for nothing, as servers do, takes what others wish for
             if getattr(known, what) != getattr(child, what):
                 return (
                     f"All parties must agree on `{what}`. Site `{other}` has "

@@ -178,7 +178,7 @@ class Members:
         return text if self.terms.site is None or rule.sketch is not None else None
 
     @property
-    def is_led(self) -> bool:
+    def _doubts(self) -> bool:
         """Whether terms are those of child 0: others may lie, by the rule that was told here."""
         told = self.terms.rule if self.terms.site is None else self.terms.robust
         return told is not None and rules.parse(told).is_robust
@@ -404,7 +404,7 @@ class Members:
                 raise self.second_process(position)
             self._check_terms(position, child)
             self.children[position] = known = child
-            if position == 0 and self.is_led:
+            if position == 0 and self._doubts:
                 self._put_out_unlike(child)
         return known
 
@@ -516,7 +516,7 @@ class Members:
         # Nor may a leaf have the name of a party that has yet to come, which would be refused then.
         awaited = [self.site(one) for one in self.absent() - {position}]
         check_names([*sorted(awaited), *paths], self.terms.site)
-        if self.is_led:
+        if self._doubts:
             others = {0: others[0]} if 0 in others else {}
         why_not = self._why_unlike(position, child, others)
         if why_not is not None:
@@ -527,9 +527,7 @@ class Members:
         merging = child.rule if self.terms.site is None else self.terms.robust
         named = {self.site(one): known for one, known in others.items()}
         is_leaf = child.leaves == ((self.site(position), child.workers),)
-        return why_unlike(
-            self.site(position), child, named, merging, is_leaf=is_leaf, is_led=self.is_led
-        )
+        return why_unlike(self.site(position), child, named, merging, is_leaf=is_leaf)
 
     def _put_out_unlike(self, first: Child) -> None:
         """Child 0 has come: who is there on other terms than `first` must go."""
