@@ -11,6 +11,21 @@ from tests.compll import hurry
 
 SPECS = Path(__file__).resolve().parents[2] / "tf_hips/ops/specs"
 SIZES = (0, 1, 7, 8, 1023, 1_000_003)
+# Indices descend, and are refused, where the first element of a chunk is large.
+OWN = """
+void OwnEncode(float* gradient, uint8* out) {
+    int flip = gradient[0] > 100 ? 1 : 0;
+    uint32* at = map(range(4), [&](int i) -> uint32 { return flip == 1 ? 3 - i : i; });
+    float* values = map(range(4), [&](int i) -> float { return gradient[i]; });
+    out = concat(at, values);
+}
+void OwnDecode(uint8* packet, float* gradient) {
+    uint32* at;
+    float* values;
+    extract(packet, at, values);
+    gradient = scatter(gradient.size, at, values);
+}
+"""
 
 
 def spec(name: str) -> compll.Program:

@@ -13,27 +13,12 @@ from compll.backends import cuda
 from compll.packet import CHUNK
 from compll.passes import optimise
 from tests.compll.emulation import FINE, Emulated
-from tests.compll.support import SPECS, assert_same_floats, gradients, spec
+from tests.compll.support import OWN, SPECS, assert_same_floats, gradients, spec
 
 pytestmark = pytest.mark.heavy  # runs of g++ where the cache is empty
 
 # Status codes of codec.h and api.h.
 TOO_SMALL, CONTRADICTS, BAD_ARGUMENT, BAD_HASH = 1, 3, 16, 20
-# Indices descend, and are refused, where the first element of a chunk is large.
-OWN = """
-void OwnEncode(float* gradient, uint8* out) {
-    int flip = gradient[0] > 100 ? 1 : 0;
-    uint32* at = map(range(4), [&](int i) -> uint32 { return flip == 1 ? 3 - i : i; });
-    float* values = map(range(4), [&](int i) -> float { return gradient[i]; });
-    out = concat(at, values);
-}
-void OwnDecode(uint8* packet, float* gradient) {
-    uint32* at;
-    float* values;
-    extract(packet, at, values);
-    gradient = scatter(gradient.size, at, values);
-}
-"""
 
 
 @functools.cache

@@ -7,33 +7,19 @@ import numpy as np
 import pytest
 
 import tf_hips
+from tests.compll.support import OWN
 from tests.support import hurried
 from tf_hips.errors import PacketError
 from tf_hips.ops import Key, error_feedback, native
 
 CHUNK = 1 << 20
-# Indices descend, and are refused, where the first element of a chunk is large.
-SPEC = """
-void OwnEncode(float* gradient, uint8* out) {
-    int flip = gradient[0] > 100 ? 1 : 0;
-    uint32* at = map(range(4), [&](int i) -> uint32 { return flip == 1 ? 3 - i : i; });
-    float* values = map(range(4), [&](int i) -> float { return gradient[i]; });
-    out = concat(at, values);
-}
-void OwnDecode(uint8* packet, float* gradient) {
-    uint32* at;
-    float* values;
-    extract(packet, at, values);
-    gradient = scatter(gradient.size, at, values);
-}
-"""
 
 
 @pytest.mark.heavy
 def test_the_residual_is_what_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hurried.cache_of_its_own(tmp_path, monkeypatch)
     file = tmp_path / "own.pse"
-    file.write_text(SPEC)
+    file.write_text(OWN)
     codec = error_feedback(tf_hips.load(file)())
     n = CHUNK + 10
     x = np.ones(n, np.float32)

@@ -142,6 +142,9 @@ def test_bytes_that_have_changed_are_not_given_out(folder: Folder) -> None:
         file.write(data)
     with pytest.raises(KeyError):
         past.results(0)
+    path.unlink()  # by somebody else
+    with pytest.raises(KeyError):
+        past.results(0)
     past.close()
 
 

@@ -62,6 +62,17 @@ def test_a_round_stays_open_for_rows_that_one_says_it_does_not_have(rule: str) -
         np.testing.assert_array_equal(got(run, A, 3), made_of(run, 3, (A, B, C)))
 
 
+def without_c() -> Run:
+    """A round that waits: A and B have come, D says that it has no row, and C is lost."""
+    run = begun("median(f=1)")
+    for child in (A, B):
+        run.deliver(child, 1)
+    run.deliver(D, 1, weight=0.0)
+    with run.session.changed:
+        run.session._lose(C)
+    return run
+
+
 def test_whoever_refuses_its_own_update_is_one_of_f() -> None:
     with begun("median(f=1)") as run:
         for child in (A, B):
@@ -73,12 +84,7 @@ def test_whoever_refuses_its_own_update_is_one_of_f() -> None:
 
 
 def test_a_lost_child_has_time_to_come_back_while_another_says_it_has_no_row() -> None:
-    with begun("median(f=1)") as run:
-        for child in (A, B):
-            run.deliver(child, 1)
-        run.deliver(D, 1, weight=0.0)
-        with run.session.changed:
-            run.session._lose(C)
+    with without_c() as run:
         run.clock.advance(29.0)
         assert run.results(A, 1) is None
         assert [one["sites"] for one in run.told("below_quorum")] == [["a", "b"]]
@@ -92,12 +98,7 @@ def test_a_lost_child_has_time_to_come_back_while_another_says_it_has_no_row() -
 
 
 def test_who_says_it_has_no_row_is_not_there_and_is_named_when_the_run_ends() -> None:
-    with begun("median(f=1)") as run:
-        for child in (A, B):
-            run.deliver(child, 1)
-        run.deliver(D, 1, weight=0.0)
-        with run.session.changed:
-            run.session._lose(C)
+    with without_c() as run:
         run.clock.advance(31.0)
         assert run.session.is_below_quorum
         assert "2 of 4 sites are there, 3 are needed. Site `c` was lost" in str(run.session.ended)

@@ -29,8 +29,6 @@ from tf_hips.ps.terms.recorder import Kind, from_payload, to_payload
 
 # A file takes rounds until it is larger; what nobody needs is deleted by the file.
 FILE_BYTES = 64 << 20
-
-
 # Of a record in a file, beside its packet.
 _RECORD_BYTES = 64
 
@@ -120,7 +118,7 @@ class PastOnDisk(Past):
             place = self._places[number]
             try:
                 return _read_round(place, number)
-            except (StateError, ValueError) as error:
+            except (StateError, ValueError, OSError) as error:
                 raise KeyError(number) from error
 
     def sync(self) -> None:

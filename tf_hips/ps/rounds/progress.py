@@ -59,7 +59,7 @@ class Telling:
         """
         try:
             return list(self.past.results(number))
-        except (KeyError, OSError) as error:
+        except KeyError as error:
             raise ProtocolError(
                 f"Rounds {self.oldest} to {self.round} are kept. Received: round {number}"
             ) from error
