@@ -57,11 +57,6 @@ class Beginning:
         [raw] = _unique([variable])
         return _holds(self._known, raw)
 
-    def forget(self, variables: Iterable[Any]) -> None:
-        """Lets `variables` be made equal in the party again, when they are trained next."""
-        for variable in _unique(variables):
-            self._equal.pop(id(variable), None)
-
     def is_equal(self, variables: Iterable[Any]) -> bool:
         """Whether all of `variables` have been made equal."""
         return all(_holds(self._equal, variable) for variable in _unique(variables))
