@@ -137,6 +137,17 @@ def test_all_finite_is_exact(dtype, size):
                 finite(tf.constant(values), tf.constant(12, tf.int64), "bad at ")
 
 
+def test_the_number_of_a_complaint_is_a_scalar():
+    import tensorflow as tf
+
+    from tf_hips.ops.flow import finite
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"scalar\. Received: shape \[2\]"):
+        finite(tf.constant(np.nan), tf.constant([1, 2], tf.int64), "bad at ")
+    with pytest.raises(ValueError, match="Shape must be rank 0 but is rank 1"):
+        tf.function(finite)(tf.constant(1.0), tf.constant([1, 2], tf.int64), "bad at ")
+
+
 def test_all_finite_of_nothing_and_of_integers():
     import tensorflow as tf
 

@@ -35,6 +35,7 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
 
 // A task of this size takes some microseconds, many times what it costs to hand it over.
 constexpr int64_t kTaskBytes = int64_t{1} << 18;
@@ -190,9 +191,12 @@ class FiniteKernel : public OpKernel {
   }
 
   void Compute(OpKernelContext* ctx) override {
-    OP_REQUIRES(
-        ctx, FirstNonFinite(ctx, {&ctx->input(0)}) == 1,
-        absl::InvalidArgumentError(absl::StrCat(complaint_, ctx->input(1).scalar<int64_t>()())));
+    const Tensor& number = ctx->input(1);
+    OP_REQUIRES(ctx, number.dims() == 0,
+                absl::InvalidArgumentError(absl::StrCat(
+                    "`number` must be a scalar. Received: shape ", number.shape().DebugString())));
+    OP_REQUIRES(ctx, FirstNonFinite(ctx, {&ctx->input(0)}) == 1,
+                absl::InvalidArgumentError(absl::StrCat(complaint_, number.scalar<int64_t>()())));
     ctx->set_output(0, ctx->input(0));
   }
 
@@ -248,6 +252,8 @@ REGISTER_OP("TfHipsFinite")
     .Input("number: int64")
     .Output("same: T")
     .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle number;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 0, &number));
       c->set_output(0, c->input(0));
       return absl::OkStatus();
     });
