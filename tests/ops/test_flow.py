@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`flow`: values that no optimiser looks through, and the look at gradients."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -95,6 +98,25 @@ def test_what_follows_a_yield_follows():
         step(tf.constant(1.0))
         assert calls == [1.0, 2.0, 3.0, 4.0, 5.0]
     assert yielded(tf.constant(3.0)).numpy() == 3.0
+
+
+def test_a_yield_at_the_limit_of_threads_only_loses_the_order():
+    """No thread could be made for what is yielded, and the process went down."""
+    program = """
+import os, resource
+import tensorflow as tf
+from tf_hips.ops import library
+ops = library.ops(tf)
+tf.constant(1.0) + 1.0  # TensorFlow makes its threads
+if os.geteuid() == 0:  # for whom there is no limit
+    os.setuid(54321)
+resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+print([float(ops.tf_hips_yield(value=tf.constant(one))) for one in (2.0, 3.0)])
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=50
+    )
+    assert (result.returncode, result.stdout) == (0, "[2.0, 3.0]\n"), result.stderr[-2000:]
 
 
 def test_opaque_passes_gradients_on():

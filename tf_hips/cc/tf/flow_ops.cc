@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -52,7 +53,7 @@ class OpaqueKernel : public OpKernel {
   bool IsExpensive() override { return false; }
 };
 
-// Calls what it is given, in order, on a thread of its own.
+// Calls what it is given, in order, on a thread of its own; without one at once.
 class Caller {
  public:
   static Caller& Get() {
@@ -61,6 +62,7 @@ class Caller {
   }
 
   void Call(AsyncOpKernel::DoneCallback done) {
+    if (!has_thread_) return done();
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       waiting_.push_back(std::move(done));
@@ -70,7 +72,12 @@ class Caller {
 
  private:
   Caller() {
-    std::thread([this] { Run(); }).detach();
+    try {
+      std::thread([this] { Run(); }).detach();
+      has_thread_ = true;
+    } catch (const std::exception&) {
+      // A process at its limit of threads, or of memory, loses nothing but the order of its work.
+    }
   }
 
   void Run() {
@@ -90,6 +97,7 @@ class Caller {
   std::mutex mutex_;
   std::condition_variable came_;
   std::deque<AsyncOpKernel::DoneCallback> waiting_;
+  bool has_thread_ = false;  // set by the constructor alone; `Run` does not look at it
 };
 
 // A value out as it came in; what follows is queued behind what could be run already. What a kernel
