@@ -371,6 +371,19 @@ void Denormals() {
   }
   CHECK((_mm_getcsr() & 0x8040u) == 0x8040u);
   _mm_setcsr(before);
+  // What a codec's parameters are, and the hash of them, is the same where denormals are flushed.
+  const double tiny = static_cast<double>(1e-40f), zero = 0.0;
+  const TfHipsParam param = {"decay", 0, tiny, tiny, 1.0};
+  const TfHipsCodec codec = {
+      TF_HIPS_ABI_VERSION, "tiny",       1,       1,       &param, 1,       0,      SparseMax,
+      SparseEncode,        SparseDecode, nullptr, nullptr, 0,      nullptr, nullptr};
+  const uint32_t hash = tf_hips_codec_hash(&codec, &tiny);
+  _mm_setcsr(before | 0x8040u);
+  const uint32_t flushed = tf_hips_codec_hash(&codec, &tiny);
+  const int64_t bytes = tf_hips_wire_bytes(&codec, &tiny, 1);
+  _mm_setcsr(before);
+  CHECK(flushed == hash && hash != tf_hips_codec_hash(&codec, &zero));
+  CHECK(bytes == 17 && tf_hips_wire_bytes(&codec, &zero, 1) == -TF_HIPS_BAD_PARAMETER);
 #endif
 }
 

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`flow`: values that no optimiser looks through, and the look at gradients."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -97,6 +100,25 @@ def test_what_follows_a_yield_follows():
     assert yielded(tf.constant(3.0)).numpy() == 3.0
 
 
+def test_a_yield_at_the_limit_of_threads_only_loses_the_order():
+    """No thread could be made for what is yielded, and the process went down."""
+    program = """
+import os, resource
+import tensorflow as tf
+from tf_hips.ops import library
+ops = library.ops(tf)
+tf.constant(1.0) + 1.0  # TensorFlow makes its threads
+if os.geteuid() == 0:  # for whom there is no limit
+    os.setuid(54321)
+resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+print([float(ops.tf_hips_yield(value=tf.constant(one))) for one in (2.0, 3.0)])
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=50
+    )
+    assert (result.returncode, result.stdout) == (0, "[2.0, 3.0]\n"), result.stderr[-2000:]
+
+
 def test_opaque_passes_gradients_on():
     import tensorflow as tf
 
@@ -135,6 +157,17 @@ def test_all_finite_is_exact(dtype, size):
             assert not all_finite([tf.zeros([4]), tf.constant(values)]).numpy(), (place, bad)
             with pytest.raises(tf.errors.InvalidArgumentError, match="bad at 12"):
                 finite(tf.constant(values), tf.constant(12, tf.int64), "bad at ")
+
+
+def test_the_number_of_a_complaint_is_a_scalar():
+    import tensorflow as tf
+
+    from tf_hips.ops.flow import finite
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"scalar\. Received: shape \[2\]"):
+        finite(tf.constant(np.nan), tf.constant([1, 2], tf.int64), "bad at ")
+    with pytest.raises(ValueError, match="Shape must be rank 0 but is rank 1"):
+        tf.function(finite)(tf.constant(1.0), tf.constant([1, 2], tf.int64), "bad at ")
 
 
 def test_all_finite_of_nothing_and_of_integers():

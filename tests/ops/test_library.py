@@ -3,6 +3,7 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -13,10 +14,13 @@ from tf_hips.ops import library
 
 
 @pytest.fixture(autouse=True)
-def _nothing_loaded() -> None:
-    """Each test finds the library as at the start of a process."""
-    library.native.cache_clear()
-    library.ops.cache_clear()
+def _nothing_loaded() -> Iterator[None]:
+    """Each test finds the library as at the start of a process, and leaves it so."""
+    for load in (library.native, library.ops):
+        load.cache_clear()
+    yield
+    for load in (library.native, library.ops):
+        load.cache_clear()
 
 
 def _fake_tensorflow(version: str) -> ModuleType:
@@ -61,6 +65,25 @@ def test_the_stamp_is_of_this_tensorflow() -> None:
     assert library.built_with().TENSORFLOW in versions
     # What `make build` says, or `make build CUDA=1`.
     assert library.built_with().CUDA.startswith(("not compiled", "nvcc "))
+
+
+def test_a_codec_may_come_while_the_ops_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = _fake_tensorflow(library.built_with().TENSORFLOW)
+    fake.load_op_library = lambda path: SimpleNamespace(path=path)
+    fake.errors = SimpleNamespace(OpError=OSError)
+    monkeypatch.setitem(sys.modules, "tensorflow", fake)
+    monkeypatch.setattr(library, "_codecs", {"first": 1})
+    given: list[str] = []
+
+    def give(name: str, table: int) -> None:
+        del table
+        given.append(name)
+        if len(given) == 1:  # as another thread would
+            library.add_codec("second", 2)
+
+    monkeypatch.setattr(library, "_give", give)
+    assert library.ops(fake).path == str(library.OPS_PATH)
+    assert set(given) == {"first", "second"}
 
 
 def test_missing_libraries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -121,6 +121,20 @@ def test_faces_agree_on_values_of_every_kind(compressor: Compressor) -> None:
     assert_faces_agree(compressor, reference(compressor), [*given, np.full(1023, np.float32(2))])
 
 
+def test_a_parameter_that_is_denormal_is_one_codec_in_all_threads() -> None:
+    """TensorFlow's threads flush denormals: a server refused what was encoded in them."""
+    tiny = dgc(momentum=1e-40)
+    assert_faces_agree(tiny, reference(tiny), [gradient(7, step) for step in range(STEPS)])
+    # The native face, too, may be called in one of them.
+    packet = tf.function(
+        lambda x: tf.numpy_function(
+            lambda x: native.encode(tiny, x, key(0), zeros(tiny, 7)), [x], tf.uint8
+        )
+    )(tf.constant(gradient(7)))
+    expected = native.encode(tiny, gradient(7), key(0), zeros(tiny, 7))
+    np.testing.assert_array_equal(packet.numpy(), expected)
+
+
 def test_a_loaded_codec_has_state_too(loaded: Compressor) -> None:
     assert loaded.state_names == ("velocity", "residual")
     definition = compll.Reference(compll.compile_spec(MOMENTUM), decay=0.5)

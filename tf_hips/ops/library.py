@@ -65,7 +65,7 @@ def ops(tf: Any) -> Any:
     _check_exists(OPS_PATH)
     try:
         wrappers = tf.load_op_library(str(OPS_PATH))
-        for name, table in _codecs.items():
+        for name, table in list(_codecs.items()):  # another thread may add one meanwhile
             _give(name, table)
     except (tf.errors.OpError, OSError) as error:
         raise errors.LibraryError(f"{OPS_PATH} does not load: {error}; {_REMEDY}") from error

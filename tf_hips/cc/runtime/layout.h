@@ -16,7 +16,8 @@ namespace tf_hips {
 constexpr int64_t kMaxElements = int64_t{1} << 40;
 
 // A value as its parameter holds it. What is not an integer is a binary32: attributes of TensorFlow
-// and the codec's arithmetic have no more, and the value enters the hash in each packet.
+// and the codec's arithmetic have no more, and the value enters the hash in each packet. Callers
+// hold a ScopedExactDenormals.
 inline double held_value(const TfHipsParam& param, double value) {
   constexpr double kMax = std::numeric_limits<float>::max();
   // From here on the nearest binary32 would be infinite.

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "tf_hips/cc/runtime/api.h"
+#include "tf_hips/cc/runtime/denormals.h"
 #include "tf_hips/cc/runtime/layout.h"
 
 namespace tf_hips {
@@ -59,6 +60,7 @@ std::string Describe(const TfHipsCodec& codec, const double* params) {
 
 int32_t CheckParams(const TfHipsCodec& codec, const double* params) {
   if (codec.num_params > 0 && params == nullptr) return TF_HIPS_BAD_ARGUMENT;
+  const ScopedExactDenormals exact;
   for (int32_t i = 0; i < codec.num_params; ++i) {
     if (!is_allowed(codec.params[i], params[i])) return TF_HIPS_BAD_PARAMETER;
   }
@@ -66,6 +68,8 @@ int32_t CheckParams(const TfHipsCodec& codec, const double* params) {
 }
 
 uint32_t CodecHash(const TfHipsCodec& codec, const double* params) {
+  // A parameter may be a denormal binary32, and its hash is one number in all threads.
+  const ScopedExactDenormals exact;
   uint8_t bytes[8];
   Store(bytes, codec.spec_hash, 4);
   uint32_t hash = Fnv1a(2166136261u, bytes, 4);

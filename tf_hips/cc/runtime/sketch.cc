@@ -21,18 +21,26 @@ constexpr int64_t kTile = 4096;
 constexpr int64_t kWord = 64;
 constexpr uint32_t kSign = uint32_t{1} << 31;
 
+// The elements of one word of signs; where the compiler knows their number, they stay in registers.
+TF_HIPS_INLINE void GiveWord(const float* values, uint64_t word, int64_t here,
+                             float* signed_values) {
+  uint32_t lanes[kWord];
+  std::memcpy(lanes, values, static_cast<size_t>(here) * sizeof(float));
+  const uint32_t low = static_cast<uint32_t>(word), high = static_cast<uint32_t>(word >> 32);
+  for (int j = 0; j < 32; ++j) lanes[j] ^= (low >> j) << 31 & kSign;
+  for (int j = 0; j < 32; ++j) lanes[32 + j] ^= (high >> j) << 31 & kSign;
+  std::memcpy(signed_values, lanes, static_cast<size_t>(here) * sizeof(float));
+}
+
 // The elements of a tile, each with its sign. Tiles begin with a word of signs.
 TF_HIPS_HOT void GiveSigns(const float* values, const uint64_t* signs, int64_t count,
                            float* signed_values) {
-  uint32_t lanes[kWord];
-  for (int64_t first = 0; first < count; first += kWord) {
-    const uint64_t word = signs[first / kWord];
-    const int64_t here = std::min(kWord, count - first);
-    std::memcpy(lanes, values + first, static_cast<size_t>(here) * sizeof(float));
-    const uint32_t low = static_cast<uint32_t>(word), high = static_cast<uint32_t>(word >> 32);
-    for (int j = 0; j < 32; ++j) lanes[j] ^= (low >> j) << 31 & kSign;
-    for (int j = 0; j < 32; ++j) lanes[32 + j] ^= (high >> j) << 31 & kSign;
-    std::memcpy(signed_values + first, lanes, static_cast<size_t>(here) * sizeof(float));
+  int64_t first = 0;
+  for (; first + kWord <= count; first += kWord) {
+    GiveWord(values + first, signs[first / kWord], kWord, signed_values + first);
+  }
+  if (first < count) {
+    GiveWord(values + first, signs[first / kWord], count - first, signed_values + first);
   }
 }
 

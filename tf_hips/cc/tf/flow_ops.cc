@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -35,6 +36,7 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
 
 // A task of this size takes some microseconds, many times what it costs to hand it over.
 constexpr int64_t kTaskBytes = int64_t{1} << 18;
@@ -51,7 +53,7 @@ class OpaqueKernel : public OpKernel {
   bool IsExpensive() override { return false; }
 };
 
-// Calls what it is given, in order, on a thread of its own.
+// Calls what it is given, in order, on a thread of its own; without one at once.
 class Caller {
  public:
   static Caller& Get() {
@@ -60,6 +62,7 @@ class Caller {
   }
 
   void Call(AsyncOpKernel::DoneCallback done) {
+    if (!has_thread_) return done();
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       waiting_.push_back(std::move(done));
@@ -69,7 +72,12 @@ class Caller {
 
  private:
   Caller() {
-    std::thread([this] { Run(); }).detach();
+    try {
+      std::thread([this] { Run(); }).detach();
+      has_thread_ = true;
+    } catch (const std::exception&) {
+      // A process at its limit of threads, or of memory, loses nothing but the order of its work.
+    }
   }
 
   void Run() {
@@ -89,6 +97,7 @@ class Caller {
   std::mutex mutex_;
   std::condition_variable came_;
   std::deque<AsyncOpKernel::DoneCallback> waiting_;
+  bool has_thread_ = false;  // set by the constructor alone; `Run` does not look at it
 };
 
 // A value out as it came in; what follows is queued behind what could be run already. What a kernel
@@ -190,9 +199,12 @@ class FiniteKernel : public OpKernel {
   }
 
   void Compute(OpKernelContext* ctx) override {
-    OP_REQUIRES(
-        ctx, FirstNonFinite(ctx, {&ctx->input(0)}) == 1,
-        absl::InvalidArgumentError(absl::StrCat(complaint_, ctx->input(1).scalar<int64_t>()())));
+    const Tensor& number = ctx->input(1);
+    OP_REQUIRES(ctx, number.dims() == 0,
+                absl::InvalidArgumentError(absl::StrCat(
+                    "`number` must be a scalar. Received: shape ", number.shape().DebugString())));
+    OP_REQUIRES(ctx, FirstNonFinite(ctx, {&ctx->input(0)}) == 1,
+                absl::InvalidArgumentError(absl::StrCat(complaint_, number.scalar<int64_t>()())));
     ctx->set_output(0, ctx->input(0));
   }
 
@@ -248,6 +260,8 @@ REGISTER_OP("TfHipsFinite")
     .Input("number: int64")
     .Output("same: T")
     .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle number;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 0, &number));
       c->set_output(0, c->input(0));
       return absl::OkStatus();
     });

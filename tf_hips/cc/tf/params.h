@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "tf_hips/cc/runtime/api.h"
+#include "tf_hips/cc/runtime/denormals.h"
 #include "tf_hips/cc/runtime/packet.h"
 #include "tf_hips/cc/tf/loaded_codecs.h"
 
@@ -65,6 +66,8 @@ absl::Status ReadListedParams(const Context& context, const TfHipsCodec& codec,
 template <typename Context>
 absl::Status ReadCodec(const Context& context, const TfHipsCodec** codec_out,
                        std::vector<double>* params, std::string* name) {
+  // Attributes are binary32: a denormal one counts as it is, in TensorFlow's threads too.
+  const ScopedExactDenormals exact;
   params->clear();
   const bool is_named = *codec_out == nullptr;
   if (is_named) {
