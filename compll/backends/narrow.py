@@ -10,6 +10,7 @@ uint32_t.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from compll.ir import nodes
 from compll.ir.types import BOOL, FLOAT, INT, Array, Type, UInt
@@ -188,26 +189,37 @@ class Text:
 _COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 
 
+class Printer(Protocol):
+    """Prints expressions."""
+
+    def __call__(self, expr: nodes.Expr, lowest: int = 0) -> str:
+        """C++ text, in parentheses if it binds less tightly than `lowest`."""
+
+
 class Narrow:
     """Prints what is computed with 32 bits in the loops of one function."""
 
     def __init__(
         self,
         ranges: Ranges,
-        scalar: Callable[[nodes.Expr], str],
+        scalar: Printer,
         noise: Callable[[nodes.Random], str],
     ) -> None:
-        """`scalar`: prints what is no Int; `noise`: the random bits of an element."""
+        """`scalar`: prints what has no 32 bits; `noise`: the random bits of an element."""
         self.ranges = ranges
         self._scalar, self._noise = scalar, noise
-        self._vars: dict[nodes.Var, str] = {}
+        self._names: dict[nodes.Var, Text] = {}
 
-    def declared(self, let: nodes.Let) -> Text | None:
-        """What a let of a loop is, if that has 32 bits; from then on its name has that type."""
+    def declared(self, let: nodes.Let, name: str) -> Text | None:
+        """What a let of a loop is, if that has 32 bits; from then on `name` has that type."""
         found = self(let.value) if let.var.type == INT else None
         if found is not None:
-            self._vars[let.var] = found.kind
+            self._names[let.var] = Text(name, found.kind)
         return found
+
+    def named(self, var: nodes.Var) -> Text | None:
+        """The name of a variable that was declared with 32 bits; None: it was not."""
+        return self._names.get(var)
 
     def __call__(self, expr: nodes.Expr) -> Text | None:
         """An Int; None: it needs 64 bits, or what it is computed from does."""
@@ -238,10 +250,8 @@ class Narrow:
                 text = str(number) if number > -(2**31) else f"({number + 1} - 1)"
                 return Text(f"{text}{'u' * (kind == UNSIGNED)}", kind)
             case nodes.Ref():
-                name = self._scalar(expr)
-                if expr.var in self._vars:
-                    return Text(name, self._vars[expr.var])
-                return Text(f"static_cast<{kind}>({name})", kind)
+                name = self.named(expr.var)
+                return name or Text(f"static_cast<{kind}>({self._scalar(expr)})", kind)
             case nodes.Convert(operand=inner) if inner.type == BOOL or isinstance(inner.type, UInt):
                 return Text(f"static_cast<{kind}>({self._scalar(inner)})", kind)
             case nodes.Unary(op="-"):
