@@ -262,7 +262,7 @@ class Narrow:
             case nodes.Binary() if expr.op in "+-*&|^":
                 return self._joined(expr, expr.left, expr.right, f"({{}} {expr.op} {{}})")
             case nodes.Select():
-                choice = f"({self._scalar(expr.condition)} ? {{}} : {{}})"
+                choice = f"({self._scalar(expr.condition, 2)} ? {{}} : {{}})"
                 return self._joined(expr, expr.yes, expr.no, choice)
             case nodes.Math() if expr.function in ("min", "max"):
                 call = f"{expr.function}imum({{}}, {{}})"
