@@ -89,7 +89,9 @@ class Ranges:
                 low, high = self(expr.low), self(expr.high)
                 if low is None or high is None or high.low <= low.high:
                     return None
-                return Range(low.low, high.high - 1)
+                # The product of a wider span and the noise wraps (rng.h).
+                is_wide = high.high - low.low > 1 << (63 - expr.bits)
+                return None if is_wide else Range(low.low, high.high - 1)
             case nodes.Bitcast() if self._is_positive(expr.operand):
                 return Range(0, 2**31 - 1)
         return _of_type(expr.type)

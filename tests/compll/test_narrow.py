@@ -98,6 +98,8 @@ OF_BITS = {
     ),
     "float z = ~u; float y = -u;": ("bitcast<uint32>(z)", "bitcast<uint32>(y)"),
     "uint32 t = u; uint8 b = ~u; uint<5> c = -u;": ("~t", "~b", "c - t", "b < -t", "-b"),
+    "int r = random<int>(0, 1 << 60) >> 28; int w = r >> 1;": ("w", "r < 0", "r + 0", "r >> 3"),
+    "int r = random<int>(-(1 << 47), 1 << 47) >> 18;": ("r", "r < -536870912", "max(r, 5)"),
 }
 
 
