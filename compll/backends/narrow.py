@@ -258,7 +258,11 @@ class Narrow:
                 return Text(f"static_cast<{kind}>({self._scalar(inner)})", kind)
             case nodes.Unary(op="-"):
                 inside = self(expr.operand)
-                return None if inside is None else Text(f"(-{inside.as_a(SIGNED)})", SIGNED)
+                # An int32_t has no -(-2**31), and no 2**31 to be negated.
+                is_signed = holder(self.ranges(expr.operand), self.ranges(expr)) == SIGNED
+                if inside is None or not is_signed:
+                    return None
+                return Text(f"(-{inside.as_a(SIGNED)})", SIGNED)
             case nodes.Binary(op="<<" | ">>"):
                 return self._shifted(expr)
             case nodes.Binary() if expr.op in "+-*&|^":
