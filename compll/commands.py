@@ -247,6 +247,7 @@ def _run(options: argparse.Namespace) -> None:
         raise CommandError(
             f"`FUNCTION` must be one of {spec.shown}: {known}. Received: {options.function}"
         )
+    _check_outputs(options)
     codec = _codec(program, _values(options.values), options.backend)
     data = _load(options.input)
     key = {name: value for name in _KEY if (value := getattr(options, name)) is not None}
@@ -282,6 +283,22 @@ def _run(options: argparse.Namespace) -> None:
         result = codec.decode(_vector(data, np.uint8, options.input), options.size)
         results = [(options.output, result)]
     _save(results)
+
+
+def _check_outputs(options: argparse.Namespace) -> None:
+    """Refuses two outputs in one file, of which the last one alone would be left."""
+    given = {
+        "--out": options.output,
+        "--new-residual": options.new_residual,
+        "--new-state": options.new_state,
+    }
+    seen: dict[str, str] = {}
+    for option, name in given.items():
+        if name is None or name.startswith("/dev/"):
+            continue
+        other = seen.setdefault(os.path.realpath(name), option)
+        if other != option:
+            raise CommandError(f"`{other}` and `{option}` must be two files. Received: {name}")
 
 
 def _save(results: Sequence[tuple[str, npt.NDArray[Any]]]) -> None:

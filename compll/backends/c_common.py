@@ -247,10 +247,11 @@ class Expressions:
         """A let as a statement."""
         if self.ranges is not None:
             self.ranges.learn(let)
-        found = self.narrow.declared(let) if self.narrow is not None else None
+        name = self.names.of(let.var)
+        found = self.narrow.declared(let, name) if self.narrow is not None else None
         if found is not None:
-            return f"const {found.kind} {self.names.of(let.var)} = {found.text};"
-        return f"const {self.type(let.var.type)} {self.names.of(let.var)} = {self(let.value)};"
+            return f"const {found.kind} {name} = {found.text};"
+        return f"const {self.type(let.var.type)} {name} = {self(let.value)};"
 
     def __call__(self, expr: nodes.Expr, lowest: int = 0) -> str:
         """C++ text, in parentheses if it binds less tightly than `lowest`."""
@@ -266,6 +267,10 @@ class Expressions:
             case nodes.Const():
                 return self._literal(expr)
             case nodes.Ref():
+                narrow = self.narrow.named(expr.var) if self.narrow is not None else None
+                if narrow is not None:
+                    # C++ would take what is around it for unsigned as well.
+                    return f"static_cast<int64_t>({narrow.text})", _ATOM
                 return self.names.of(expr.var), _ATOM
             case nodes.Size(array=nodes.Ref(var=var)):
                 return self.sizes[var], _ATOM

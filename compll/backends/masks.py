@@ -199,12 +199,10 @@ class _Match:
                     no=nodes.Const(value=zero),
                 ) as chosen,
                 no=nodes.Const(value=nothing),
-            ) if (most, zero, nothing) == (_LARGEST, 0, 0) and (held, same, place, other) == (
-                chosen,
-                size,
-                self.here,
-                least,
-            ):
+            ) if (held, same, place, other) == (chosen, size, self.here, least):
+                _check(most == _LARGEST)
+                # Masks write 0, and -0 is another number.
+                _check(all(str(float(one)) == "0.0" for one in (zero, nothing)))
                 return value, size, least, latest
         raise _OtherwiseError
 

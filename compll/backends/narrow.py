@@ -10,6 +10,7 @@ uint32_t.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from compll.ir import nodes
 from compll.ir.types import BOOL, FLOAT, INT, Array, Type, UInt
@@ -88,7 +89,9 @@ class Ranges:
                 low, high = self(expr.low), self(expr.high)
                 if low is None or high is None or high.low <= low.high:
                     return None
-                return Range(low.low, high.high - 1)
+                # The product of a wider span and the noise wraps (rng.h).
+                is_wide = high.high - low.low > 1 << (63 - expr.bits)
+                return None if is_wide else Range(low.low, high.high - 1)
             case nodes.Bitcast() if self._is_positive(expr.operand):
                 return Range(0, 2**31 - 1)
         return _of_type(expr.type)
@@ -188,26 +191,37 @@ class Text:
 _COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 
 
+class Printer(Protocol):
+    """Prints expressions."""
+
+    def __call__(self, expr: nodes.Expr, lowest: int = 0) -> str:
+        """C++ text, in parentheses if it binds less tightly than `lowest`."""
+
+
 class Narrow:
     """Prints what is computed with 32 bits in the loops of one function."""
 
     def __init__(
         self,
         ranges: Ranges,
-        scalar: Callable[[nodes.Expr], str],
+        scalar: Printer,
         noise: Callable[[nodes.Random], str],
     ) -> None:
-        """`scalar`: prints what is no Int; `noise`: the random bits of an element."""
+        """`scalar`: prints what has no 32 bits; `noise`: the random bits of an element."""
         self.ranges = ranges
         self._scalar, self._noise = scalar, noise
-        self._vars: dict[nodes.Var, str] = {}
+        self._names: dict[nodes.Var, Text] = {}
 
-    def declared(self, let: nodes.Let) -> Text | None:
-        """What a let of a loop is, if that has 32 bits; from then on its name has that type."""
+    def declared(self, let: nodes.Let, name: str) -> Text | None:
+        """What a let of a loop is, if that has 32 bits; from then on `name` has that type."""
         found = self(let.value) if let.var.type == INT else None
         if found is not None:
-            self._vars[let.var] = found.kind
+            self._names[let.var] = Text(name, found.kind)
         return found
+
+    def named(self, var: nodes.Var) -> Text | None:
+        """The name of a variable that was declared with 32 bits; None: it was not."""
+        return self._names.get(var)
 
     def __call__(self, expr: nodes.Expr) -> Text | None:
         """An Int; None: it needs 64 bits, or what it is computed from does."""
@@ -238,21 +252,23 @@ class Narrow:
                 text = str(number) if number > -(2**31) else f"({number + 1} - 1)"
                 return Text(f"{text}{'u' * (kind == UNSIGNED)}", kind)
             case nodes.Ref():
-                name = self._scalar(expr)
-                if expr.var in self._vars:
-                    return Text(name, self._vars[expr.var])
-                return Text(f"static_cast<{kind}>({name})", kind)
+                name = self.named(expr.var)
+                return name or Text(f"static_cast<{kind}>({self._scalar(expr)})", kind)
             case nodes.Convert(operand=inner) if inner.type == BOOL or isinstance(inner.type, UInt):
                 return Text(f"static_cast<{kind}>({self._scalar(inner)})", kind)
             case nodes.Unary(op="-"):
                 inside = self(expr.operand)
-                return None if inside is None else Text(f"(-{inside.as_a(SIGNED)})", SIGNED)
+                # An int32_t has no -(-2**31), and no 2**31 to be negated.
+                is_signed = holder(self.ranges(expr.operand), self.ranges(expr)) == SIGNED
+                if inside is None or not is_signed:
+                    return None
+                return Text(f"(-{inside.as_a(SIGNED)})", SIGNED)
             case nodes.Binary(op="<<" | ">>"):
                 return self._shifted(expr)
             case nodes.Binary() if expr.op in "+-*&|^":
                 return self._joined(expr, expr.left, expr.right, f"({{}} {expr.op} {{}})")
             case nodes.Select():
-                choice = f"({self._scalar(expr.condition)} ? {{}} : {{}})"
+                choice = f"({self._scalar(expr.condition, 2)} ? {{}} : {{}})"
                 return self._joined(expr, expr.yes, expr.no, choice)
             case nodes.Math() if expr.function in ("min", "max"):
                 call = f"{expr.function}imum({{}}, {{}})"

@@ -477,21 +477,25 @@ class _Parser:
 
         A long chain is a deep tree, so it is bounded too.
         """
-        left = self._unary()
-        for _ in range(MAX_DEPTH):
-            precedence = _PRECEDENCE.get(self._token.text, 0) if self._token.kind == "op" else 0
-            if precedence < lowest or precedence == 0:
-                return left
+        left, number = self._unary(), 0
+        while (precedence := self._precedence()) >= lowest:
+            number = self._one_more(number, "operators", left)
             operator = self._next()
             right = self._nested(lambda bound=precedence + 1: self._binary(bound))  # type: ignore[misc]
             left = ast.Binary(left.span.to(right.span), operator.text, left, right)
-        self._report.add(
-            "E102",
-            f"more than {MAX_DEPTH} operators in a row",
-            left.span,
-            "help: name a part of it in a variable",
-        )
-        raise _Recover
+        return left
+
+    def _precedence(self) -> int:
+        """That of the operator that comes next; 0: none does."""
+        return _PRECEDENCE.get(self._token.text, 0) if self._token.kind == "op" else 0
+
+    def _one_more(self, number: int, what: str, value: ast.Expr) -> int:
+        """How many there are in a row with one more behind `value`, if there may be so many."""
+        if number == MAX_DEPTH:
+            note = "help: name a part of it in a variable"
+            self._report.add("E102", f"more than {MAX_DEPTH} {what} in a row", value.span, note)
+            raise _Recover
+        return number + 1
 
     def _unary(self) -> ast.Expr:
         if self._token.kind == "op" and self._token.text in ("-", "+", "!", "~"):
@@ -501,20 +505,18 @@ class _Parser:
         return self._postfix()
 
     def _postfix(self) -> ast.Expr:
-        value = self._primary()
-        for _ in range(MAX_DEPTH):
+        value, number = self._primary(), 0
+        while self._is("[") or self._is("."):
+            number = self._one_more(number, "indices", value)
             if self._take("["):
                 index = self._expression()
                 end = self._expect("]", "after an index")
                 value = ast.Index(value.span.to(end.span), value, index)
-            elif self._take("."):
+            else:
+                self._next()
                 field = self._name("the name of a field after `.`")
                 value = ast.Field(value.span.to(field.span), value, field.text)
-            else:
-                return value
-        note = "help: name a part of it in a variable"
-        self._report.add("E102", f"more than {MAX_DEPTH} indices in a row", value.span, note)
-        raise _Recover
+        return value
 
     def _primary(self) -> ast.Expr:
         token = self._token

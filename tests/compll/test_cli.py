@@ -103,6 +103,22 @@ def test_a_residual_goes_on_only_with_its_packet(tmp_path, gradient, capsys, unw
 
 
 @pytest.mark.parametrize(
+    ("spec", "function", "option"),
+    [(TERNGRAD, "TernGradEncode", "--new-residual"), (MOMENTUM, "MomentumEncode", "--new-state")],
+)
+def test_two_outputs_are_two_files(tmp_path, gradient, capsys, spec, function, option):
+    run = ["run", spec, function, "--in", gradient]
+    packet, link = str(tmp_path / "p.npy"), tmp_path / "link.npy"
+    link.symlink_to("p.npy")
+    for again in (packet, f"{tmp_path}/./p.npy", str(link)):
+        assert main([*run, "--out", packet, option, again]) == 1
+        told = f"`--out` and `{option}` must be two files. Received: {again}"
+        assert told in capsys.readouterr().err
+        assert not Path(packet).exists()
+    assert main([*run, "--out", "/dev/null", option, "/dev/null"]) == 0
+
+
+@pytest.mark.parametrize(
     ("spec", "function", "lacks"),
     [(LISTING, "TernGradEncode", "a Decode"), (MOMENTUM, "MomentumEncode", "no `state` block")],
 )

@@ -11,7 +11,8 @@ import pytest
 
 import compll
 from tests.compll.differential import check_cpp, check_cuda, compiled_program, has_cuda, shrink
-from tests.compll.generated_programs import generate
+from tests.compll.generated_integers import generate_integers
+from tests.compll.generated_programs import VALUES, generate
 from tests.fuzz import programs
 
 pytestmark = pytest.mark.heavy  # runs of g++ where the cache is empty
@@ -25,6 +26,7 @@ SEEDS = {
     326: "a decoder that reduces what rows decode",
 }
 CUDA_SEEDS = (2, 3, 73, 88)
+INTEGER_SEED = 27
 # What programs are made of, as it stands in them.
 PARTS = (
     *("map(", "range(", "reduce(", "block_reduce(", "filter(", "sort(", "top_k(", "sample("),
@@ -43,6 +45,12 @@ def made(seed):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_machine_code_equals_the_reference(seed):
     check_cpp(compll.compile_text(made(seed).text, "made"))
+
+
+def test_integers_in_machine_code_equal_the_reference():
+    """A seed that finds a name of 32 bits that is used as it is among numbers of 64."""
+    one = generate_integers(random.Random(INTEGER_SEED))
+    check_cpp(compll.compile_text(one.text, "made"), sizes=(33,), values_of=VALUES[:1])
 
 
 @pytest.mark.slow
@@ -67,6 +75,16 @@ def test_programs_are_accepted_and_have_everything():
         assert any(function in text for text in decoders)
     assert made(7) == made(7)
     assert made(7) != made(8)
+
+
+def test_programs_of_integers_are_accepted_and_have_everything():
+    found = [generate_integers(random.Random(seed)) for seed in range(20)]
+    assert all(map(compiled_program, found))
+    together = "\n".join(one.text for one in found)
+    parts = ["? (", ") ? ", "~", "^", "(!", "sign(", "min(", "abs(", "/", "%", "<< 63", "& 63)"]
+    parts += ["(1 << 60)", "(-0.0)", "bitcast<uint32>(g);", "block_reduce(", "reduce(", ">= "]
+    assert not [part for part in parts if part not in together]
+    assert found[7] == generate_integers(random.Random(7))
 
 
 def test_a_program_that_fails_is_made_short():

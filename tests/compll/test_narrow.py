@@ -8,6 +8,7 @@ import pytest
 
 import compll
 from compll.backends.narrow import Range, holder
+from compll.packet import PREFIX
 from tests.compll.support import compiled, encoder
 
 pytestmark = pytest.mark.heavy  # runs of g++ where the cache is empty
@@ -75,6 +76,56 @@ def test_expressions_are_the_same_in_both_back_ends(seed):
     gradient[:8] = [0.0, -0.0, np.inf, -np.inf, np.nan, 3e38, -1e-45, 2.0]
     expected = reference.encode(gradient, seed=seed, offset=3)
     np.testing.assert_array_equal(codec.encode(gradient, seed=seed, offset=3), expected)
+
+
+# The bits of a float have the type uint32_t in a loop, and what is around them need not.
+OF_BITS = {
+    "": (
+        *("~u", "-u", "u / 2", "u % 7", "~u < 0", "abs(~u)", "~u + 0", "(~u) >> 4", "~(u >> 1)"),
+        *("u ? ~u : 5", "!u", "sign(u)", "sign(u >> 3) - 2", "u >> 31 ? ~u : u | 2147483648"),
+        *("-(u & 2147483648)", "-(u & 2147483648) < 0", "u << 40", "u >> 40", "1 << (u & 63)"),
+        *("g == g ? u : -1", "(g == g ? u : -1) < 0", "u << (u & 63)", "u >> (u & 63)"),
+        *("(g > 0 ? u > 5 : u < 9) ? u : 7", "(g > 0 ? u : 9) ? u : 7"),
+    ),
+    "int s = (u >> 16) - 32768;": (
+        *("u < s", "s < u", "u == s", "u | s", "u ^ s", "u & s", "u - s", "u / s", "u % s"),
+        *("u > 2147483648 ? u : s", "u > 5 ? s : u", "min(u, s)", "max(s, u)", "u >> s"),
+        *("(s > 0 ? u : s) < 0", "s / u", "s % u", "s << u", "(s < u ? s < 0 : g > 1) ? s : ~s"),
+    ),
+    "int s = (u >> 16) - 32768; int t = s * 65536; int v = t - s & u;": (
+        *("-max(t, -2147483648)", "-max(t, -2147483648) < 0", "~v", "t < v", "t ^ v", "s ^ v"),
+        *("min(v, t)", "-t", "-v", "abs(t)", "v > t ? v : t", "sign(t) * v"),
+    ),
+    "float z = ~u; float y = -u;": ("bitcast<uint32>(z)", "bitcast<uint32>(y)"),
+    "uint32 t = u; uint8 b = ~u; uint<5> c = -u;": ("~t", "~b", "c - t", "b < -t", "-b"),
+    "int r = random<int>(0, 1 << 60) >> 28; int w = r >> 1;": ("w", "r < 0", "r + 0", "r >> 3"),
+    "int r = random<int>(-(1 << 47), 1 << 47) >> 18;": ("r", "r < -536870912", "max(r, 5)"),
+}
+
+
+def test_what_is_around_numbers_of_32_bits_has_64():
+    maps, names = [], []
+    for lets, texts in OF_BITS.items():
+        for text in texts:
+            name = f"x{len(maps)}"
+            maps.append(
+                f"int* {name} = map(range(gradient.size), [&](int i) -> int {{ float g = "
+                f"gradient[i]; int u = bitcast<uint32>(g); {lets} return {text}; }});\n"
+                f"uint32* low_{name} = {name};\n"
+                f"uint32* high_{name} = map({name}, [&](int x) -> uint32 {{ return x >> 32; }});"
+            )
+            names += [f"low_{name}", f"high_{name}"]
+    body = "\n".join(maps) + f"\nout = concat({', '.join(names)});"
+    program = compll.compile_text(encoder(body), "foo")
+    codec, reference = compiled(program), compll.Reference(program)
+    rng = np.random.default_rng(5)
+    gradient = rng.integers(0, 1 << 32, 61, dtype=np.uint32).view(np.float32)
+    gradient[:8] = [0.0, -0.0, np.inf, -np.inf, np.nan, 3e38, -1e-45, 2.0]
+    expected = reference.encode(gradient, seed=4)[PREFIX.size :].reshape(len(names), -1)
+    found = codec.encode(gradient, seed=4)[PREFIX.size :].reshape(len(names), -1)
+    texts = [text for texts in OF_BITS.values() for text in texts]
+    wrong = np.flatnonzero((expected != found).any(axis=1))
+    assert not {texts[row // 2] for row in wrong}
 
 
 def test_a_type_holds_all_or_none():

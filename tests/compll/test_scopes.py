@@ -130,6 +130,19 @@ def test_lambdas_call_lambdas_up_to_a_depth():
     assert (code, message[:28]) == ("E102", "nested more than 128 levels ")
 
 
+@pytest.mark.parametrize("operator", ["-", "*", "<<", "|", "&&"])
+def test_chains_of_operators_have_up_to_64(operator):
+    body = "int n = gradient.size; uint8 y = n{}; out = concat(y);"
+    chain_of = f" {operator} n"
+    assert compll.generate(compll.compile_text(encoder(body.format(chain_of * 64)), "foo"))
+    found = refused(body.format(chain_of * 65))
+    assert found == [("E102", "more than 64 operators in a row")]
+    codes = [code for code, _ in refused(f"float y = gradient{'[0]' * 64}; out = concat(y);")]
+    assert codes and "E102" not in codes
+    found = refused(f"float y = gradient{'[0]' * 65}; out = concat(y);")
+    assert found == [("E102", "more than 64 indices in a row")]
+
+
 def test_nesting_in_called_lambdas_counts():
     """Each level alone is allowed; together they would be deeper than Python's stack."""
     deep = "abs(" * 50 + "{}" + ")" * 50

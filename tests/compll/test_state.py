@@ -131,6 +131,7 @@ CHANGES = {
     "equal ones are not kept": ("size[i] == least && i > last", "size[i] == least && i > 0"),
     "a size may be NaN": ("abs(x) >= 0 ? abs(x) : -1", "abs(x)"),
     "others are masked": ("remains(i) ? v[i] : 0", "remains(i) ? u[i] : v[i]"),
+    "others are -0": ("remains(i) ? v[i] : 0", "remains(i) ? v[i] : -0.0"),
     "of a neighbour": ("momentum * velocity[i] +", "momentum * velocity[i + 1] +"),
     "the smallest of others": (
         "float least = reduce(map(kept,",
@@ -156,7 +157,7 @@ def test_other_masks_are_computed_for_every_element(name):
     assert text.count(other[0]) == 1
     program = compll.compile_text(text.replace(*other), "dgc")
     assert masks(optimise(program)) is None
-    if name not in ("a size may be NaN", "of a neighbour"):
+    if name not in ("a size may be NaN", "others are -0", "of a neighbour"):
         return
     assert_same_in_place(program, num_states=2, sizes=(1, 50, 3000))
 

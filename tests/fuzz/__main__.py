@@ -11,7 +11,7 @@ Options are libFuzzer's; atheris is no dependency. An input that breaks a promis
 
 Back ends of CompLL get programs that a grammar makes (tests/fuzz/programs.py), in .venv:
 
-    python -m tests.fuzz programs --seed 0 --count 300 [--cuda] [--shipped]
+    python -m tests.fuzz programs --seed 0 --count 300 [--cuda] [--shipped] [--integers]
 
 A seed that fails is told, with a short program that fails in the same way. `TF_HIPS_CPU=base`
 before it takes the loops that machines without AVX-512 run.

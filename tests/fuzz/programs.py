@@ -20,6 +20,7 @@ from tests.compll.differential import (
     shrink,
 )
 from tests.compll.generated_feedback import generate_feedback
+from tests.compll.generated_integers import generate_integers
 from tests.compll.generated_programs import Made, generate
 
 _SHOWN_CHARACTERS = 600
@@ -34,10 +35,16 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="the first seed (default: 0)")
     parser.add_argument("--count", type=int, default=300, help="how many (default: 300)")
     parser.add_argument("--cuda", action="store_true", help="CUDA's kernels too, run on this CPU")
-    parser.add_argument(
+    grammar = parser.add_mutually_exclusive_group()
+    grammar.add_argument(
         "--feedback",
         action="store_true",
         help="quantisers whose loops take care of error feedback, instead of anything",
+    )
+    grammar.add_argument(
+        "--integers",
+        action="store_true",
+        help="integers around the ends of 32 bits, instead of anything",
     )
     parser.add_argument(
         "--shipped",
@@ -49,9 +56,14 @@ def main(argv: Sequence[str]) -> int:
     )
     args = parser.parse_args(argv)
     flags = () if args.shipped else None
+    make, more = generate, ""
+    if args.feedback:
+        make, more = generate_feedback, " --feedback"
+    elif args.integers:
+        make, more = generate_integers, " --integers"
     refused, failed = 0, []
     for seed in range(args.seed, args.seed + args.count):
-        made = (generate_feedback if args.feedback else generate)(random.Random(seed))
+        made = make(random.Random(seed))
         program = compiled_program(made)
         if program is None:
             refused += 1
@@ -64,7 +76,6 @@ def main(argv: Sequence[str]) -> int:
             print(f"seed {seed}, {back_end}: {told[:_SHOWN_CHARACTERS]}", flush=True)
             print(shrink(made, failing(check, told), args.tries).text, flush=True)
     print(f"{args.count} programs, {refused} refused, {len(set(failed))} with failures", flush=True)
-    more = " --feedback" if args.feedback else ""
     for seed in dict.fromkeys(failed):
         print(f"again: python -m tests.fuzz programs --seed {seed} --count 1{more}", flush=True)
     return 1 if failed else 0
