@@ -119,11 +119,14 @@ def test_closed_forms_are_as_far_as_they_may_be(honest: Floats, direction: str) 
 def test_mimic_copies_an_honest_row(honest: Floats) -> None:
     sent = attacks.mimic(target=4)(honest, 2)
     np.testing.assert_array_equal(sent, honest[[4, 4]])
-    chosen = attacks.mimic()(honest, 1)[0]
+    # Always the same one, whatever is in the rows of a step.
+    for rows in (honest, rows_from(6)):
+        np.testing.assert_array_equal(attacks.mimic()(rows, 2), rows[[0, 0]])
+    chosen = attacks.mimic(-1)(honest, 1)[0]
     along = honest.astype(np.float64) @ attacks.top_direction(honest.astype(np.float64))
     np.testing.assert_array_equal(chosen, honest[int(np.argmax(along))])
     # What came down before has nothing to do with it.
-    told = attacks.mimic()(honest, 1, before=-honest.mean(axis=0))
+    told = attacks.mimic(-1)(honest, 1, before=-honest.mean(axis=0))
     np.testing.assert_array_equal(told[0], chosen)
 
 

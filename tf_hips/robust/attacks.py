@@ -276,8 +276,14 @@ def inner_product(epsilon: float = 2.0) -> Attack:
     return Attack("inner_product", (("epsilon", epsilon),))
 
 
-def mimic(target: int = -1) -> Attack:
-    """Copies one honest row: number `target`, or the one farthest along the top direction."""
+def mimic(target: int = 0) -> Attack:
+    """Copies one honest row, which then counts more than others (Karimireddy et al., ICLR 2022).
+
+    Args:
+        target: number of that row, the same in all steps, as in ByzFL. -1: the one farthest along
+            the top direction of this step alone, so that steps copy different rows. The paper
+            follows that direction over first steps, and keeps to one row then.
+    """
     return Attack("mimic", (("target", target),))
 
 
