@@ -3,10 +3,15 @@
 
 All workers are rows of one process: a network of 64, 32 and 10 units in NumPy, a batch of 16 rows
 for each worker, drawn by seed and step, and SGD with momentum of the aggregate. Liars know all
-honest gradients. A group of DETOX draws one batch of r times as many rows for all of its members.
+honest gradients and the rule. A group of DETOX draws one batch of r times as many rows for all of
+its members.
+
+Workers draw from all rows, and others lie in each step. With a split (`class`, `dirichlet(0.5)`)
+the honest ones have rows of their own, as `tf_hips.data` deals them out; the last ones draw from
+all rows, and if somebody lies it is they. So in each column the same rows are learned.
 
 `python -m benchmarks.robust_accuracy` prints the table: rules by attacks, with the worst attack of
-each rule, as means over seeds.
+each rule, as means over seeds; with `--split class` that of unlike data.
 """
 
 import argparse
@@ -22,6 +27,7 @@ import numpy.typing as npt
 from benchmarks import harness
 from benchmarks.collectives_jobs import Row, row
 from tf_hips import robust
+from tf_hips.data import splits
 from tf_hips.robust import attacks, detox
 from tf_hips.robust.attacks import Attack
 
@@ -56,10 +62,29 @@ ATTACKS: dict[str, Attack | None] = {
     "sign flip": attacks.sign_flip(),
     "alie": attacks.alie(z=1.5),
     "inner": attacks.inner_product(2.0),
+    # Near zero: where noise is more than signal, honest rows are nearer to it than to each other.
+    "small inner": attacks.inner_product(0.1),
+    "free riding": attacks.free_riding(),
     "mimic": attacks.mimic(),
     "min-max": attacks.min_max(),
     "min-sum": attacks.min_sum(),
 }
+SEARCHED = {"best alie": "alie", "best inner": "inner_product"}
+"""Attacks with the factor that moves the rule most, searched in each step."""
+SPLIT = "class"
+SPLIT_RULES = (
+    "mean",
+    "median",
+    "trimmed_mean(f=3)",
+    "krum(f=3)",
+    "multi_krum(f=3)",
+    "geometric_median",
+    "centred_clipping",
+    "arc(f=3) >> trimmed_mean(f=3)",
+    "bucketing(s=2) >> trimmed_mean(f=3)",
+    "nnm(f=3) >> trimmed_mean(f=3)",
+    "nnm(f=3) >> krum(f=3)",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,18 +144,33 @@ def trained(
     workers: int = WORKERS,
     liars: int = LIARS,
     steps: int = STEPS,
+    split: str | None = None,
 ) -> float:
-    """Accuracy after training with `liars` of `workers` lying."""
+    """Accuracy after training with `liars` of `workers` lying.
+
+    Args:
+        rule: what is made of the rows of all.
+        attack: what liars send; None: nobody lies.
+        seed: of everything that is drawn.
+        workers: how many there are.
+        liars: how many of them lie.
+        steps: of the training.
+        split: how rows of the data are dealt out to those who never lie, the first ones; None: all
+            draw from all rows, and others lie in each step.
+    """
+    dealt = None if split is None else _dealt(split, workers - liars, seed)
     generator = np.random.default_rng(seed)
     scale = np.repeat((1 / 8, 0, 1 / np.sqrt(HIDDEN), 0), SIZES)
     weights = (generator.standard_normal(sum(SIZES)) * scale).astype(np.float32)
     velocity = np.zeros_like(weights)
     before: Floats | None = None
     for step in range(steps):
-        honest = _honest(weights, rule, generator, workers, seed, step)
+        honest = _honest(weights, rule, generator, workers, seed, step, dealt)
         sent = honest.copy()
         if attack is not None and liars:
             who = list(attacks.liars(workers, liars, seed, step))
+            if dealt is not None:
+                who = list(range(len(dealt), workers))
             others = np.delete(honest, who, axis=0)
             sent[who] = attack(others, liars, own=honest[who], before=before, seed=seed, step=step)
         if isinstance(rule, detox.Detox):
@@ -154,11 +194,14 @@ def _honest(
     workers: int,
     seed: int,
     step: int,
+    dealt: Sequence[npt.NDArray[np.int64]] | None,
 ) -> Floats:
     """What everybody would send who does not lie."""
     data = digits()
     if not isinstance(rule, detox.Detox):
         chosen = generator.integers(0, len(data.rows), (workers, BATCH))
+        for worker, mine in enumerate(dealt or ()):
+            chosen[worker] = generator.choice(mine, BATCH)
         return gradients(weights, data.rows[chosen], data.labels[chosen])
     seats = detox.groups(workers, rule.r, seed, step, fixed=rule.fixed)
     found = np.empty((workers, weights.size), np.float32)
@@ -167,6 +210,11 @@ def _honest(
         chosen = own.integers(0, len(data.rows), (1, BATCH * rule.r))
         found[list(members)] = gradients(weights, data.rows[chosen], data.labels[chosen])
     return found
+
+
+def _dealt(split: str, workers: int, seed: int) -> list[npt.NDArray[np.int64]]:
+    """Rows of each worker."""
+    return splits.parts(digits().labels, splits.parse(split), [workers], seed=seed)
 
 
 def _parts(weights: Floats) -> tuple[Floats, Floats, Floats, Floats]:
@@ -178,10 +226,10 @@ def measured(num_seeds: int = len(SEEDS), steps: int = STEPS) -> Iterator[Row]:
     """The worst attack of each rule, and what DETOX is worth against a little that is enough."""
     seeds = SEEDS[:num_seeds]
     for text in RULES:
-        cells = all_attacks(robust.parse(text), seeds, steps)
-        worst = min(cells, key=cells.__getitem__)
-        shown = ", ".join(f"{name} {value:.3g}" for name, value in cells.items())
-        yield row("accuracy", f"{text}, worst attack: {worst}", cells[worst], "%", against=shown)
+        yield _worst(text, all_attacks(robust.parse(text), seeds, steps))
+    for text in SPLIT_RULES:
+        cells = all_attacks(robust.parse(text), seeds, steps, SPLIT)
+        yield _worst(f"{text}, data by {SPLIT}", cells)
     attack = ATTACKS["alie"]
     for workers, liars in DETOX_CASES:
         clean, plain, grouped = (
@@ -203,13 +251,29 @@ def measured(num_seeds: int = len(SEEDS), steps: int = STEPS) -> Iterator[Row]:
         yield row("accuracy", what, clean - plain, "points", against=shown)
 
 
+def _worst(what: str, cells: dict[str, float]) -> Row:
+    worst = min(cells, key=cells.__getitem__)
+    shown = ", ".join(f"{name} {value:.3g}" for name, value in cells.items())
+    return row("accuracy", f"{what}, worst attack: {worst}", cells[worst], "%", against=shown)
+
+
+def attacks_on(rule: robust.Aggregator, split: str | None = None) -> dict[str, Attack | None]:
+    """All attacks of the table, by column; a search in each step is of like data only."""
+    if split is not None:
+        return ATTACKS
+    searched = {name: attacks.optimal(base, rule.text) for name, base in SEARCHED.items()}
+    return {**ATTACKS, **searched}
+
+
 def all_attacks(
-    rule: robust.Aggregator | detox.Detox, seeds: Sequence[int], steps: int
+    rule: robust.Aggregator, seeds: Sequence[int], steps: int, split: str | None = None
 ) -> dict[str, float]:
     """Mean accuracy by attack."""
     return {
-        name: statistics.mean(trained(rule, attack, seed, steps=steps) for seed in seeds)
-        for name, attack in ATTACKS.items()
+        name: statistics.mean(
+            trained(rule, attack, seed, steps=steps, split=split) for seed in seeds
+        )
+        for name, attack in attacks_on(rule, split).items()
     }
 
 
@@ -220,12 +284,13 @@ def main() -> int:
     )
     parser.add_argument("--seeds", type=int, default=len(SEEDS))
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--rules", nargs="+", default=list(RULES))
+    parser.add_argument("--rules", nargs="+", help="texts; else those of the table")
+    parser.add_argument("--split", help="such as class or dirichlet(0.5); else all draw from all")
     arguments = parser.parse_args()
     table = []
-    for text in arguments.rules:
+    for text in arguments.rules or (SPLIT_RULES if arguments.split else RULES):
         seeds = SEEDS[: arguments.seeds]
-        cells = all_attacks(robust.parse(text), seeds, arguments.steps)
+        cells = all_attacks(robust.parse(text), seeds, arguments.steps, arguments.split)
         shown = {name: f"{value:.1f}" for name, value in cells.items()}
         table.append({"rule": text, **shown, "worst": f"{min(cells.values()):.1f}"})
         print(table[-1], flush=True)

@@ -157,6 +157,36 @@ def test_training_learns_and_an_attack_that_nobody_rejects_stops_it() -> None:
     assert clean > 85
 
 
+def test_no_attack_on_rows_is_missing_in_the_table() -> None:
+    shown = {one.name for one in robust_accuracy.attacks_on(rules.median()).values() if one}
+    # A row that is not finite is refused by every rule.
+    assert {*attacks.NAMES} - shown == {"nan"}
+
+
+@pytest.mark.parametrize("name", ["free riding", "small inner"])
+def test_a_row_near_zero_stops_krum_and_no_rule_that_returns_a_mean(name: str) -> None:
+    attack = robust_accuracy.ATTACKS[name]
+    krum, multi_krum = (
+        robust_accuracy.trained(rules.parse(text), attack, 0, steps=80)
+        for text in ("krum(f=3)", "multi_krum(f=3)")
+    )
+    assert krum < 30 < 80 < multi_krum
+
+
+@pytest.mark.heavy
+def test_unlike_data_are_all_dealt_out_and_who_copies_one_worker_does_harm() -> None:
+    data = robust_accuracy.digits()
+    dealt = robust_accuracy._dealt(robust_accuracy.SPLIT, 12, 0)
+    assert sorted(row for mine in dealt for row in mine) == [*range(len(data.rows))]
+    assert max(len({*data.labels[mine]}) for mine in dealt) <= 3
+    rule = rules.geometric_median()
+    clean, lying = (
+        robust_accuracy.trained(rule, attack, 0, steps=150, split=robust_accuracy.SPLIT)
+        for attack in (None, attacks.mimic())
+    )
+    assert lying < clean - 5
+
+
 def test_byzfl_that_cannot_be_installed_is_not_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,6 +26,11 @@ def rows(step: int = 0, n: int = N) -> np.ndarray:
         ("alie(z=n)", attacks.alie("n")),
         ("foe(epsilon=0.5)", attacks.inner_product(0.5)),
         ("min_max( direction = sign )", attacks.min_max("sign")),
+        ("optimal(rule=krum(f=3))", attacks.optimal(rule="krum(f=3)")),
+        (
+            "optimal(base=inner_product, rule=nnm(f=2) >> multi_krum(f=2, m=1))",
+            attacks.optimal("inner_product", "nnm(f=2) >> multi_krum(f=2, m=1)"),
+        ),
     ],
 )
 def test_texts_are_attacks(text: str, attack: attacks.Attack) -> None:
@@ -54,6 +59,7 @@ def test_all_names_are_texts_and_nan_is_one() -> None:
         ("rev_grad(c=__import__)", "`c` of reversed_gradient must be a finite number"),
         ("mimic(target=far)", "`target` of mimic must be an integer >= -1"),
         ("constant(c=nan)", "`c` of constant must be a finite number. Received: c=nan"),
+        ("optimal(rule=krmu(f=1))", "`rule` of optimal must be the text of a robust rule such as"),
         ("label_flip", "`tf-hips train --err-mode label_flip`"),
         (" label_flip()", "`Adversary(None, q)`"),
         ("alie(" + "z" * 300, "an attack must be one of"),
@@ -170,6 +176,8 @@ def test_what_does_not_fit_the_workers() -> None:
         Adversary(attacks.alie(), 2).alone(0, 3)
     with pytest.raises(ValueError, match="`q` must be 1 or more"):
         Adversary(attacks.constant(), 0)
+    with pytest.raises(ValueError, match=r"takes those of all.*Received: optimal"):
+        Adversary(attacks.optimal(), 1).alone(0, N)
 
 
 @pytest.mark.parametrize(
@@ -195,6 +203,7 @@ def test_liars_who_know_all_rows_must_be_able_to_make_the_attack() -> None:
         (attacks.alie("n"), 4, "f must be less than n / 2"),
         (attacks.lying_scale(), 7, "were never packets"),
         (attacks.mimic(5), 7, "less than the 5 honest rows"),
+        (attacks.optimal(rule="krum(f=3)"), 7, r"krum needs n >= 2 f \+ 3 rows. Received: n=7"),
     ):
         with pytest.raises(ValueError, match=message):
             Adversary(attack, 2).check(n)

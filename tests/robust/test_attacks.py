@@ -11,11 +11,13 @@ import numpy.typing as npt
 import pytest
 
 from tests.robust import oracle
+from tf_hips import robust
+from tf_hips.errors import ToleranceError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
 from tf_hips.ops.compressor import CHUNK
 from tf_hips.ops.registry import REGISTRY
-from tf_hips.robust import attacks
+from tf_hips.robust import attack_search, attacks
 from tf_hips.robust.attack_params import DIRECTIONS
 
 pytestmark = pytest.mark.heavy  # every attack over many rows
@@ -119,12 +121,81 @@ def test_closed_forms_are_as_far_as_they_may_be(honest: Floats, direction: str) 
 def test_mimic_copies_an_honest_row(honest: Floats) -> None:
     sent = attacks.mimic(target=4)(honest, 2)
     np.testing.assert_array_equal(sent, honest[[4, 4]])
-    chosen = attacks.mimic()(honest, 1)[0]
+    # Always the same one, whatever is in the rows of a step.
+    for rows in (honest, rows_from(6)):
+        np.testing.assert_array_equal(attacks.mimic()(rows, 2), rows[[0, 0]])
+    chosen = attacks.mimic(-1)(honest, 1)[0]
     along = honest.astype(np.float64) @ attacks.top_direction(honest.astype(np.float64))
     np.testing.assert_array_equal(chosen, honest[int(np.argmax(along))])
     # What came down before has nothing to do with it.
-    told = attacks.mimic()(honest, 1, before=-honest.mean(axis=0))
+    told = attacks.mimic(-1)(honest, 1, before=-honest.mean(axis=0))
     np.testing.assert_array_equal(told[0], chosen)
+
+
+RULES = ("mean", "median", "krum(f=3)", "bulyan(f=3)", "nnm(f=3) >> trimmed_mean(f=3)")
+RULES += ("centred_clipping(f=3)", "bucketing(s=2) >> median")
+FIXED = {
+    "alie": lambda factor: attacks.alie(z=factor),
+    "inner_product": attacks.inner_product,
+}
+
+
+@pytest.mark.parametrize("text", RULES)
+@pytest.mark.parametrize("base", FIXED)
+@pytest.mark.parametrize(("seed", "signal"), [(0, 1.0), (1, 1.0), (2, 0.1)])
+def test_no_fixed_factor_moves_a_known_rule_farther(
+    base: str, text: str, seed: int, signal: float
+) -> None:
+    rule = robust.parse(text)
+    generator = np.random.default_rng(seed)
+    honest = (signal + generator.standard_normal((12, 40))).astype(np.float32)
+    mean = honest.mean(axis=0, dtype=np.float64)
+    direction = -mean if base == "inner_product" else -honest.std(axis=0, dtype=np.float64)
+    before = honest[0] * 0
+
+    def sent(attack: attacks.Attack) -> Floats:
+        return attack(honest, 3, before=before, seed=5, step=seed)
+
+    def moved(attack: attacks.Attack) -> float:
+        rows = np.concatenate([honest, sent(attack)])
+        return float((rule(rows, reference=before, seed=5, step=seed) - mean) @ direction)
+
+    worst = attacks.optimal(base, text)
+    assert moved(worst) >= max(moved(FIXED[base](one)) for one in attack_search.FACTORS) - 1e-6
+    np.testing.assert_array_equal(sent(worst), sent(worst))
+
+
+def test_a_search_finds_factors_between_those_that_it_begins_with() -> None:
+    tried: list[float] = []
+
+    def moved(factor: float) -> float:
+        tried.append(factor)
+        return -abs(factor - 6.3)
+
+    assert attack_search.worst_factor(moved) == pytest.approx(6.3, abs=0.4)
+    assert len(tried) == 20
+    # A rule that takes what it is told up to a limit, and nothing more.
+    assert 1.9 < attack_search.worst_factor(lambda x: x if x < 2.0 else 0.0) < 2.0
+    assert attack_search.worst_factor(lambda x: x) == attack_search.FACTORS[-1]
+
+
+def test_a_search_gives_the_lie_that_krum_stands_still_under() -> None:
+    # Honest rows are farther from each other than from zero.
+    generator = np.random.default_rng(1)
+    honest = (generator.standard_normal((12, 400)) + 0.1).astype(np.float32)
+    mean = honest.mean(axis=0)
+    sent = attacks.optimal("inner_product", "krum(f=3)")(honest, 3)
+    assert robust.krum(f=3).run(np.concatenate([honest, sent])).selected[0] >= 12
+    assert float(sent[0] @ mean) < 0
+    assert robust.krum(f=3).run(np.concatenate([honest, 0 * sent])).selected[0] >= 12
+
+
+def test_a_search_needs_as_many_rows_as_the_rule(honest: Floats) -> None:
+    with pytest.raises(ToleranceError, match=r"krum needs n >= 2 f \+ 3 rows. Received: n=13, f=6"):
+        attacks.optimal(rule="krum(f=6)")(honest, 2)
+    # Factors by which liars would be refused, more than the rule bears, are none.
+    honest[:, 0] += 1e3
+    assert np.isfinite(attacks.optimal("inner_product", "krum(f=1)")(honest, 3)).all()
 
 
 def test_top_direction_is_the_first_singular_vector() -> None:
@@ -237,6 +308,8 @@ PARAMETERS = {
     ("min_max", "direction"): (["down", ""], [None, 1], DIRECTIONS),
     ("min_sum", "direction"): (["down", ""], [None, 1], DIRECTIONS),
     ("min_sum", "bound"): (["mean", ""], [None, 1], ["max", "min"]),
+    ("optimal", "base"): (["mimic", ""], [None, 1], ["alie", "inner_product"]),
+    ("optimal", "rule"): (["krmu", "nnm", ""], [None, 1], ["mean", "nnm >> krum(f=1)"]),
     ("free_riding", "sigma"): (SPREAD, ["1", None, True], [0, 0.5]),
     ("lying_scale", "factor"): (NUMBER, ["9", None, True], [-1, 1e3]),
 }

@@ -47,7 +47,7 @@ PRES = {
 def has_ties(pres: Sequence[str], name: str) -> bool:
     """Whether several rows do equally well, of which rounding chooses."""
     if name == "cge" or "arc(f=2)" in pres[1:]:  # rows that were shortened have equal norms
-        return any(one.startswith(("clip", "arc")) for one in pres)
+        return any(one.startswith(("clip", "arc")) for one in pres)  # here up to rounding
     # Rows that have the same neighbours become equal.
     return name in ("bulyan", "mda", "multi_krum") and "nnm(f=1)" in pres
 
@@ -73,6 +73,21 @@ def test_any_chain_is_what_its_definitions_say(name: str) -> None:
             continue
         tolerance = 2e-4 if name == "geometric_median" else 2e-5
         assert np.abs(found - wanted).max() <= tolerance * np.abs(wanted).max(), rule.text
+
+
+@pytest.mark.parametrize("pre", ["clip", "arc(f=2)", "clip(c=0.7) >> clip(c=0.9)"])
+def test_of_rows_that_were_shortened_to_one_norm_the_first_are_taken(pre: str) -> None:
+    rule = robust.parse(f"{pre} >> cge(f=1)")
+    for seed in range(60):
+        rows = np.random.default_rng(seed).standard_normal((5, 20))
+        rows *= (np.arange(1, 6) / np.linalg.norm(rows, axis=1))[:, None]
+        found = rule.run(rows)
+        assert found.selected == (0, 1, 2, 3)
+        # As parts of rows, which shards have, too.
+        parts = [np.ascontiguousarray(one, np.float32) for one in np.split(rows, [7], axis=1)]
+        first, second = (rule.measure(list(one)) for one in parts)
+        decision = rule.decide(first.joined(second), rows=[])
+        assert decision.selected == (0, 1, 2, 3)
 
 
 @pytest.mark.parametrize("text", ["cge(f=1)", "clip(c=0.5) >> mean", "arc(f=1) >> mean"])

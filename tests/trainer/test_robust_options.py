@@ -274,6 +274,14 @@ REFUSED = [
         "must be less than the 3 honest rows",
     ),
     (
+        ["--q", "1", "--err-mode", "optimal(rule=median)"],
+        "The attack optimal is made of the rows of all: it is for --simulated-workers.",
+    ),
+    (
+        ["--simulated-workers", "5", "--q", "2", "--err-mode", "optimal(rule=krum(f=2))"],
+        "krum needs n >= 2 f + 3 rows. Received: n=5, f=2",
+    ),
+    (
         ["--simulated-workers", "9", "--q", "1", "--err-mode", "alie(z=1, statistics=own)"],
         "`q` must be 2 or more for alie(z=1, sign=-1, statistics=own, ddof=0)",
     ),

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from tf_hips.ops.native import Floats
 from tf_hips.robust import attacks
+from tf_hips.robust.aggregator import parse as parse_rule
 from tf_hips.robust.attacks import Attack
 from tf_hips.robust.rows import Rows, as_rows
 
@@ -35,13 +36,17 @@ ALIASES = {
 """Spellings of DETOX and of others."""
 NEEDS_OTHERS = ("alie", "inner_product", "mimic", "min_max", "min_sum")
 HISTORY = 8
-_CALL = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\(([^()]*)\)\s*)?", re.ASCII)
-_ARGUMENT = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*([\w.+-]+)\s*", re.ASCII)
-_MAX_TEXT = 200
+_CALL = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\((.*)\)\s*)?", re.ASCII)
+_ARGUMENT = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*(.*\S)\s*", re.ASCII)
+# Outside of the parentheses of a rule that is an argument.
+_COMMA = re.compile(r",(?![^()]*\))")
+_MAX_TEXT = 400
 
 
 def parse(text: str) -> Attack:
     """The attack that a text names: `alie(z=1.5)`, `rev_grad`; nothing is evaluated.
+
+    A rule in it is written as everywhere: `optimal(base=alie, rule=nnm(f=3) >> krum(f=3))`.
 
     Raises:
         ValueError: there is no such attack, it does not take an argument, or it is one on data.
@@ -70,7 +75,7 @@ def parse(text: str) -> Attack:
         key: type(one.default) for key, one in inspect.signature(factory).parameters.items()
     }
     values: dict[str, int | float | str] = {}
-    for argument in (call[2] or "").split(",") if (call[2] or "").strip() else []:
+    for argument in _COMMA.split(call[2]) if (call[2] or "").strip() else []:
         match = _ARGUMENT.fullmatch(argument)
         if match is None or match[1] not in known_types or match[1] in values:
             takes = ", ".join(known_types)
@@ -169,8 +174,8 @@ class Adversary:
         """Looks whether the attack can be made by liars who know the rows of all n workers.
 
         Raises:
-            ValueError: nobody would be honest, or the attack is not defined for so few, or is one
-                on packets, which nobody makes there.
+            ValueError: nobody would be honest, or the attack (or its rule) is not defined for so
+                few, or is one on packets, which nobody makes there.
         """
         if self.q >= n:
             raise ValueError(f"somebody must be honest. Received: {self.q} liars of {n} workers")
@@ -184,6 +189,8 @@ class Adversary:
                 f"`q` must be 2 or more for {self.attack}: the row of one liar has no deviation. "
                 f"Received: q={self.q}"
             )
+        if self.attack.name == "optimal":
+            parse_rule(str(self.attack["rule"])).check(n)
         if self.attack.name == "mimic" and int(self.attack["target"]) >= n - self.q:
             raise ValueError(
                 f"`target` of mimic must be less than the {n - self.q} honest rows. Received: "
@@ -195,8 +202,14 @@ class Adversary:
 
         Raises:
             ValueError: more would lie than there are, or the attack's deviations are not defined
-                for so few workers.
+                for so few workers, or it takes the rows of all.
         """
+        if self.attack is not None and self.attack.name == "optimal":
+            raise ValueError(
+                "an attack must be made of the rows that a liar knows; `optimal` takes those of "
+                "all, as with --simulated-workers and in `Adversary.sent`. Received: "
+                f"{self.attack}"
+            )
         return Lone(self, number, n)
 
 

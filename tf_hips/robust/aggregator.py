@@ -14,6 +14,7 @@ number of threads or shards. What is drawn comes from (seed, step).
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -514,6 +515,7 @@ def _before(
 ) -> tuple[Points, int]:
     """What a pre-aggregator makes of the rows; a reference behind them stays as it is."""
     rows = only(mine, list(range(num_rows)))
+    limit = math.inf
     match step.name:
         case "nnm":
             mixing = selection.nearest_mixing(rows.apart, f)
@@ -521,17 +523,23 @@ def _before(
             order = secret_order(num_rows, seed, number, "robust/bucketing")
             mixing = selection.buckets(order, int(step["s"]))
         case "clip":
-            middle = np.sort(rows.norms)[(num_rows - 1) // 2]
-            mixing = selection.shrinking(rows.norms, float(step["c"]) * float(middle))
+            limit = float(step["c"]) ** 2 * float(np.sort(rows.squares)[(num_rows - 1) // 2])
+            mixing = selection.shrinking(rows.squares, limit)
         case _:
-            mixing = selection.shrinking(rows.norms, selection.arc_radius(rows.norms, f))
+            limit = selection.arc_limit(rows.squares, f)
+            mixing = selection.shrinking(rows.squares, limit)
     references = mine.count - num_rows
     full = np.zeros((len(mixing) + references, mine.count + 1))
     full[: len(mixing), :num_rows] = mixing[:, :-1]
     full[: len(mixing), -1] = mixing[:, -1]
     for reference in range(references):
         full[len(mixing) + reference, num_rows + reference] = 1.0
-    return mine.mixed(full), len(mixing)
+    mixed = mine.mixed(full)
+    if limit < math.inf:
+        is_long = np.zeros(mixed.count, bool)
+        is_long[:num_rows] = rows.squares > limit
+        mixed = mixed.no_longer(limit, is_long)
+    return mixed, len(mixing)
 
 
 def _rule(

@@ -9,8 +9,11 @@ from typing import TypeAlias
 
 import numpy as np
 
+from tf_hips.robust.aggregator import parse
+
 DIRECTIONS = ("unit", "std", "sign")
 STATISTICS = ("honest", "own", "all")
+BASES = ("alie", "inner_product")
 Z_FORMULAE = ("paper", "n")
 
 Value: TypeAlias = int | float | str
@@ -26,6 +29,7 @@ class Param:
         is_whole: whether it must be an integer.
         words: what it may be instead of a number, or if there is no number.
         is_number: whether it may be a number.
+        is_rule: whether it is the text of a robust rule, and nothing else.
     """
 
     least: float | None = None
@@ -33,10 +37,13 @@ class Param:
     is_whole: bool = False
     words: tuple[Value, ...] = ()
     is_number: bool = True
+    is_rule: bool = False
 
     @property
     def wanted(self) -> str:
         """In an error."""
+        if self.is_rule:
+            return "the text of a robust rule such as 'krum(f=1)'"
         said = " or ".join(repr(word) for word in self.words)
         if not self.is_number:
             return said
@@ -57,6 +64,14 @@ class Param:
             return
         kinds = (int, np.integer) if self.is_whole else (int, float, np.integer, np.floating)
         message = f"`{name}` of {attack} must be {self.wanted}. Received: {name}={value!r}"
+        if self.is_rule:
+            if not isinstance(value, str):
+                raise TypeError(message)
+            try:
+                parse(value)
+            except ValueError as error:
+                raise ValueError(message) from error
+            return
         is_bool = isinstance(value, bool)
         is_known_type = not is_bool and isinstance(value, tuple(type(one) for one in self.words))
         if is_bool or not isinstance(value, kinds if self.is_number else ()):
@@ -100,6 +115,7 @@ PARAMS: Mapping[str, Mapping[str, Param]] = MappingProxyType(
         "min_max": {"direction": _words(*DIRECTIONS)},
         "min_sum": {"direction": _words(*DIRECTIONS), "bound": _words("max", "min")},
         "free_riding": {"sigma": _SPREAD},
+        "optimal": {"base": _words(*BASES), "rule": Param(is_rule=True)},
         "lying_scale": {"factor": _ANY},
     }
 )

@@ -7,6 +7,7 @@ where the field's codes differ: docs/robustness.md. What is random is a function
 """
 
 import dataclasses
+import functools
 import math
 import statistics as numbers
 from collections.abc import Sequence
@@ -17,8 +18,8 @@ import numpy.typing as npt
 
 from tf_hips.ops.compressor import Compressor, packet_sizes
 from tf_hips.ops.native import PREFIX_BYTES, Bytes, Floats, derive_seed
-from tf_hips.robust import attack_params
-from tf_hips.robust.aggregator import secret_order
+from tf_hips.robust import attack_params, attack_search
+from tf_hips.robust.aggregator import parse, secret_order
 from tf_hips.robust.attack_params import Z_FORMULAE
 from tf_hips.robust.detox import groups
 from tf_hips.robust.rows import Rows, as_rows
@@ -92,13 +93,14 @@ class Attack:
             f: how many lie.
             own: what the liars themselves would have sent, if they did not; None: each the mean of
                 the honest rows.
-            before: the result of the step before, which free riders send back.
+            before: the result of the step before, which free riders send back, and where
+                `centred_clipping` begins in a search.
             seed: of the run.
             step: of the run.
 
         Raises:
             ValueError: there are no honest rows, or not f own ones; or f of so many cannot do what
-                the attack asks for, or the attack is one on packets.
+                the attack asks for (of `optimal`: its rule), or the attack is one on packets.
         """
         if self.is_of_packets:
             raise ValueError(
@@ -125,7 +127,10 @@ class Attack:
             np.random.Philox(key=derive_seed(seed, f"attack/{self.name}/{step}"))
         )
         with np.errstate(over="ignore"):
-            sent = self._sent(rows, mine, f, before, generator)
+            if self.name == "optimal":
+                sent = self._searched(rows, f, before, seed, step)
+            else:
+                sent = self._sent(rows, mine, f, before, generator)
             return np.ascontiguousarray(np.broadcast_to(sent, mine.shape), np.float32)
 
     def _sent(
@@ -167,6 +172,17 @@ class Attack:
         z = self["z"]
         factor = alie_z(len(rows) + f, f, z) if isinstance(z, str) else float(z)
         return np.asarray(seen.mean(axis=0) + float(self["sign"]) * factor * deviation, np.float64)
+
+    def _searched(
+        self, rows: Doubles, f: int, before: Floats | None, seed: int, step: int
+    ) -> Doubles:
+        aggregator = parse(str(self["rule"]))
+        aggregator.check(len(rows) + f)
+        rule = functools.partial(aggregator, reference=before, seed=seed, step=step)
+        mean = rows.mean(axis=0)
+        if self["base"] == "inner_product":
+            return attack_search.farthest(rows, f, rule, np.zeros_like(mean), -mean)
+        return attack_search.farthest(rows, f, rule, mean, -rows.std(axis=0))
 
     def _target(self, rows: Doubles) -> int:
         target = int(self["target"])
@@ -276,8 +292,14 @@ def inner_product(epsilon: float = 2.0) -> Attack:
     return Attack("inner_product", (("epsilon", epsilon),))
 
 
-def mimic(target: int = -1) -> Attack:
-    """Copies one honest row: number `target`, or the one farthest along the top direction."""
+def mimic(target: int = 0) -> Attack:
+    """Copies one honest row, which then counts more than others (Karimireddy et al., ICLR 2022).
+
+    Args:
+        target: number of that row, the same in all steps, as in ByzFL. -1: the one farthest along
+            the top direction of this step alone, so that steps copy different rows. The paper
+            follows that direction over first steps, and keeps to one row then.
+    """
     return Attack("mimic", (("target", target),))
 
 
@@ -300,6 +322,19 @@ def min_sum(direction: str = "std", bound: str = "max") -> Attack:
 def free_riding(sigma: float = 0.0) -> Attack:
     """Sends back what came down the step before (at first zeros), with some noise."""
     return Attack("free_riding", (("sigma", sigma),))
+
+
+def optimal(base: str = "alie", rule: str = "mean") -> Attack:
+    """`alie` or `inner_product` by liars who know the rule: with the factor that moves it most.
+
+    Factors from 0.1 to 100 are tried in each step, 20 of them, each with a call of the rule on the
+    honest rows and the lies: see `attack_search`.
+
+    Args:
+        base: "alie": mu - z sigma; "inner_product": -epsilon mu.
+        rule: text of the rule, as `robust.parse` reads it.
+    """
+    return Attack("optimal", (("base", base), ("rule", rule)))
 
 
 def lying_scale(factor: float = 1000.0) -> Attack:

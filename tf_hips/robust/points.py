@@ -16,6 +16,7 @@ Sums here are NumPy's own loops, never BLAS, whose order depends on the number o
 import dataclasses
 
 import numpy as np
+import numpy.typing as npt
 
 from tf_hips.ops.native_robust import Doubles
 
@@ -44,6 +45,11 @@ class Points:
         return self.squared[:-1, :-1]
 
     @property
+    def squares(self) -> Doubles:
+        """Squares of their norms, [m]."""
+        return self.squared[:-1, -1]
+
+    @property
     def norms(self) -> Doubles:
         """Their norms, [m]."""
         return np.asarray(np.sqrt(self.squared[:-1, -1]), np.float64)
@@ -67,6 +73,16 @@ class Points:
         mine[:-1] = self.weights
         mine[-1, -1] = 1.0
         return Points(np.einsum("ik,kj->ij", weights, mine), squared)
+
+    def no_longer(self, limit: float, which: npt.NDArray[np.bool_]) -> "Points":
+        """The same, where it is known of some that the square of their norm is `limit`.
+
+        After `mixed` it is only up to rounding, which must not choose between equal ones.
+        """
+        squared = self.squared.copy()
+        at = np.flatnonzero(which)
+        squared[at, -1] = squared[-1, at] = limit
+        return Points(self.weights, squared)
 
 
 def points(squares: list[float], pairs: list[float]) -> Points:

@@ -138,21 +138,26 @@ def buckets(order: Sequence[int], s: int) -> Doubles:
     return mixing
 
 
-def shrinking(norms: Doubles, radius: float) -> Doubles:
-    """x_i min(1, radius / |x_i|), as means of a point and the origin; [n, n + 1]."""
+def shrinking(squares: Doubles, limit: float) -> Doubles:
+    """x_i min(1, sqrt(limit) / |x_i|), as means of a point and the origin; [n, n + 1].
+
+    Args:
+        squares: of the norms.
+        limit: the square of the norm that longer points are shortened to.
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
-        share = np.where(norms > radius, radius / norms, 1.0)
-    mixing = np.zeros((len(norms), len(norms) + 1))
+        share = np.where(squares > limit, np.sqrt(limit) / np.sqrt(squares), 1.0)
+    mixing = np.zeros((len(squares), len(squares) + 1))
     np.fill_diagonal(mixing, share)
     mixing[:, -1] = 1.0 - share
     return mixing
 
 
-def arc_radius(norms: Doubles, f: int) -> float:
-    """ARC: the norm of which floor(2 (f / n) (n - f)) rows' are greater or equal."""
-    n = len(norms)
+def arc_limit(squares: Doubles, f: int) -> float:
+    """ARC: the square of the norm of which floor(2 (f / n) (n - f)) rows' are greater or equal."""
+    n = len(squares)
     clipped = min(2 * f * (n - f) // n, n - 1)
-    return float(np.sort(norms)[n - clipped - 1])
+    return float(np.sort(squares)[n - clipped - 1])
 
 
 def spread(apart: Doubles) -> float:
