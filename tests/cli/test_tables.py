@@ -184,6 +184,18 @@ def test_status_keeps_who_lies_on_a_narrow_terminal(terminal: Narrow, capsys: Ca
         assert [line.rpartition(": ")[2] for line in lines] == [site, "there", *COUNTS, *LIARS]
 
 
+def test_status_says_how_often_a_row_was_chosen(terminal: Narrow, capsys: Capture) -> None:
+    terminal(80)
+    one = told()
+    one["children"][0] |= {"chosen": 0, "chosen_of": 40}
+    one["children"][1] |= {"chosen": 33, "chosen_of": 38}
+    status._show([one | {"quorum": None, "rule": "krum(f=1)"}])
+    *_, head, first, last, _ = capsys.readouterr().out.splitlines()
+    assert head.split()[-2:] == ["refused", "chosen"]
+    assert columns_of(first)[-1] == "0/40"
+    assert columns_of(last)[-1] == "33/38"
+
+
 def test_status_says_no_more_than_there_is(terminal: Narrow, capsys: Capture) -> None:
     terminal(80)
     one = told()

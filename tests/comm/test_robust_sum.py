@@ -96,7 +96,7 @@ class _Everyone:
         return totals
 
 
-def _make(sizes, rule, text, topology, tell, label):
+def _make(sizes, rule, text, topology, tell, label, tell_chosen=None):
     import tensorflow as tf
 
     from tf_hips import robust
@@ -117,6 +117,7 @@ def _make(sizes, rule, text, topology, tell, label):
         rule_seed=11,
         make_variable=lambda value, name: tf.Variable(value, trainable=False, name=name),
         tell=tell,
+        tell_chosen=tell_chosen,
         topology=topology,
     )
 
@@ -269,6 +270,31 @@ def _refusals(ways):
         del told[:]
         assert np.isfinite(np.concatenate(step_of(total, 3, {}))).all()
         assert told == []
+
+
+@pytest.mark.heavy
+@ranks(3)
+def test_all_ranks_hear_whose_rows_the_rule_has_chosen():
+    import numpy as np
+    import tensorflow as tf
+
+    from tf_hips import robust
+    from tf_hips.comm import primitives
+
+    rank, size = primitives.rank(), primitives.size()
+    rows = np.random.default_rng(0).normal(size=(size, sum(SMALL))).astype(np.float32)
+    parts = [tf.constant(one) for one in np.split(rows[rank], np.cumsum(SMALL)[:-1])]
+    for rule, text, topology in (("krum(f=0)", "fp32", "ps"), ("median", "fp32", "allgather")):
+        heard = []
+        total = _make(
+            SMALL, rule, text, topology, None, "chosen", lambda *told, to=heard: to.append(told)
+        )
+        run = tf.function(total, autograph=False)
+        for step in range(2):
+            run(parts, tf.constant(step, tf.int64))
+        selected = robust.parse(rule).run(rows).selected
+        told = [(step, selected, (0, 1, 2)) for step in range(2)]
+        assert heard == (told if selected is not None else []), rule
 
 
 @ranks(4)

@@ -274,7 +274,8 @@ def test_rules_that_need_every_element_refuse_a_codec_that_scatters(
     for sparse in (front, error_feedback(front), parse(f"warmup({front.text}, 10)")):
         assert sparse.is_sparse
         why = robust_rules.why_not("median", 5, sparse.text)
-        assert why is not None and why.endswith(f"most values are 0. Received: {sparse.text}")
+        assert why is not None and "most values are 0. " in why
+        assert why.endswith(f" Received: {sparse.text}")
         assert robust_rules.why_not("geometric_median", 5, sparse.text) is None
     assert robust_rules.why_not("median", 5, mine.text) is None
 

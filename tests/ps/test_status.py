@@ -218,3 +218,37 @@ def test_who_was_refused_is_told_everywhere(
     events = [one for one in log.read_events(tmp_path) if one["event"] == "row_refused"]
     assert [(one["round"], one["child_site"]) for one in events] == [(1, "b"), (2, "b")]
     assert all("times the median" in one["reason"] for one in events)
+
+
+def test_who_was_chosen_is_told_everywhere(
+    certificates: Certificates,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    sites = ("a", "b", "c")
+    settings = {"parties": sites, "rule": "krum(f=0)", "compression": "fp32"}
+    settings |= {"metrics": "127.0.0.1:0", "log_dir": str(tmp_path)}
+    with serving(certificates, insecure=True, **settings) as server:
+        ways = {"compression": "fp32", "downlink": "fp32", "sites": sites}
+        with parties(server, certificates, insecure=True, **ways) as members:
+            train_all(members, 0, 3)
+            told = status.ask(server.address, "local", None, 10)
+            counts = [one["chosen"] for one in told["children"]]
+            assert sum(counts) == 4
+            assert [one["chosen_of"] for one in told["children"]] == [4, 4, 4]
+            status._show([told])
+            head, *lines = capsys.readouterr().out.splitlines()[-4:]
+            assert head.split()[-1] == "chosen"
+            assert [line.split()[-1] for line in lines] == [f"{count}/4" for count in counts]
+            page = urllib.request.urlopen(f"http://{server.metrics_address}/metrics", timeout=10)
+            text = page.read().decode()
+            labels = '{run="local",shard="0",site="b"}'
+            assert f"tf_hips_child_chosen_total{labels} {counts[1]}.0" in text
+            assert f"tf_hips_child_chosen_of_total{labels} 4.0" in text
+    events = [one for one in log.read_events(tmp_path) if one["event"] == "rows_chosen"]
+    assert [one["round"] for one in events] == [0, 1, 2, 3]
+    chosen = [site for one in events for site in one["sites"]]
+    assert [chosen.count(site) for site in sites] == counts
+    assert all(one["among"] == [*sites] for one in events)

@@ -6,10 +6,13 @@ import pytest
 
 from tf_hips import robust
 from tf_hips.ops import compressor as compressors
+from tf_hips.ops import native
 from tf_hips.ps import rules
 from tf_hips.robust import codecs
 
 SPARSE = ("topk", "error_feedback(randomk)", "dgc", "warmup(dgc, steps=8)")
+THRESHOLDS = ("tbq", "hips2bit(threshold=0.01)", "warmup(error_feedback(tbq), steps=8)")
+BEARING = ". Rules that bear it, without nnm: geometric_median, centred_clipping, clip >> mean. "
 
 
 @pytest.mark.parametrize(
@@ -27,7 +30,7 @@ SPARSE = ("topk", "error_feedback(randomk)", "dgc", "warmup(dgc, steps=8)")
 )
 def test_servers_and_ranks_bear_the_same_rows(text: str, bears: bool) -> None:
     rule = robust.parse(text)
-    for compression in SPARSE:
+    for compression in (*SPARSE, *THRESHOLDS):
         one = compressors.parse(compression)
         assert (codecs.why_not(rule, one) is None) == bears
         assert (rules.why_not(text, 7, one.text) is None) == bears
@@ -39,7 +42,12 @@ def test_servers_and_ranks_bear_the_same_rows(text: str, bears: bool) -> None:
 def test_who_sends_and_what_came_is_said() -> None:
     assert codecs.why_not(robust.median(), compressors.parse("topk")) == (
         "Rule median(f=auto) needs packets of all elements: where each rank may send others, most "
-        f"values are 0. Received: {compressors.parse('topk').text}"
+        f"values are 0{BEARING}Received: {compressors.parse('topk').text}"
+    )
+    text = "mixed(error_feedback(hips2bit), below=1000)"
+    assert codecs.why_not(robust.krum(f=1), compressors.parse(text)) == (
+        "Rule krum(f=1) needs packets of all elements: what is below a threshold is sent as 0, and "
+        f"that may be most of a row{BEARING}Received: {compressors.parse(text).text}"
     )
     told = rules.why_not("median", 3, "topk")
     assert told is not None and "each child may send others" in told
@@ -54,3 +62,19 @@ def test_why_rules_that_choose_rows_must_refuse_them(text: str) -> None:
     found = robust.parse(text).run(rows)
     assert 10 in (found.selected or ())
     assert robust.parse("geometric_median").run(rows).vector.any()
+
+
+@pytest.mark.parametrize("compression", ["tbq", "hips2bit"])
+def test_why_thresholds_are_refused(compression: str) -> None:
+    # What a step of a small model looks like: residuals reach the threshold now and then.
+    compressor = compressors.parse(f"error_feedback({compression})")
+    gradient = np.full(1000, 0.02, np.float32)
+    rows = np.zeros((5, 1000), np.float32)
+    for worker, row in enumerate(rows[:4]):  # the last one is a liar's
+        kept = np.random.default_rng(worker).uniform(0, 0.5, 1000).astype(np.float32)
+        packet = native.encode(compressor, gradient, native.Key(worker, 0, 0), kept=kept)
+        row[:] = native.decode(compressor, packet, 1000)
+        assert row.any()
+    assert np.count_nonzero(robust.median()(rows)) < 10
+    assert robust.krum(f=1).run(rows).selected == (4,)
+    assert robust.geometric_median(f=1)(rows).mean() > 0

@@ -56,6 +56,7 @@ def test_a_fit_goes_on_without_a_rank_of_nan(tmp_path):
     for arguments, text in (
         ({"compression": "error_feedback(topk)", "robust": robust.median()}, "of all elements"),
         ({"compression": "dgc", "robust": robust.cge(f=1)}, "of all elements"),
+        ({"compression": "error_feedback(tbq)", "robust": robust.median()}, "below a threshold"),
         ({"compression": "error_feedback(powersgd)", "robust": robust.median()}, "needs packets"),
         ({"robust": robust.median(), "topology": "ring"}, "must be one of ps, allgather with"),
         ({"robust": robust.median(), "comp_threshold": 9}, "would go past the rule"),

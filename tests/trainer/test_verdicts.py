@@ -100,3 +100,28 @@ def test_a_step_that_is_refused_says_who_each_row_is() -> None:
         f"the group of {' and '.join(names(seats[0]))} has {NO_MAJORITY}"
     )
     assert [one["child_site"] for one in events] == names(seats[2])
+
+
+def test_whose_rows_were_chosen_is_told_by_worker() -> None:
+    detox = Detox(3, robust.krum(f=1))
+    rows, seats = rows_of(detox, 15)
+    rows[seats[0][0]] += 1  # nobody in group 0 agrees with another
+    rows[seats[0][1]] += 2
+    rows[seats[3][2]] += 1  # outvoted
+    events: list[dict] = []
+    verdicts = Verdicts(15, lambda event, **values: events.append({"event": event, **values}))
+    result = detox.run(rows, seed=SEED, step=STEP)
+    verdicts.chosen(STEP, result.aggregation, result.votes)
+    [row] = result.aggregation.selected
+    won = [vote.agreed for vote in result.votes if vote.is_won]
+    [told] = events
+    assert (told["event"], told["round"]) == ("rows_chosen", STEP)
+    assert told["sites"] == names(won[row])
+    assert {*told["among"]} == {*names(range(15))} - {*names(seats[0])} - {*names([seats[3][2]])}
+
+    # Without votes a row is a worker; a rule that chooses none tells nothing.
+    for rule in (robust.cge(f=1), robust.median()):
+        verdicts.chosen(STEP, rule.run(rows[:4]))
+    [_, told] = events
+    assert told["sites"] == names(robust.cge(f=1).run(rows[:4]).selected)
+    assert told["among"] == names(range(4))

@@ -12,7 +12,7 @@ from tf_hips.cli import arguments, tables
 if TYPE_CHECKING:
     from tf_hips.report import trees
 
-_TEXTS = ("peer", "what", "rounds", "found out by", "reason")  # columns of words
+_TEXTS = ("peer", "what", "rounds", "found out by", "reason", "by")  # columns of words
 _RUN = (
     "a folder of events (--log-dir), a folder of trees (--tree-dir, HiPS, ESync), a summary of "
     "ESync, or a folder of these"
@@ -37,8 +37,8 @@ def add(commands: Any) -> None:
         "report",
         help="figures of runs, and one page with all of it",
         description="Draws accuracy over time (single-device runs dotted), throughput, measured "
-        "traffic, time shares, local steps and peers that were refused as PNG and SVG, and "
-        "report.html with all of it.",
+        "traffic, time shares, local steps and peers that were refused or chosen as PNG and SVG, "
+        "and report.html with all of it.",
     )
     report.add_argument("runs", nargs="+", metavar="RUN", help=_RUN)
     report.add_argument(
@@ -69,7 +69,7 @@ def _summary(options: argparse.Namespace) -> int:
     if options.esync is not None:
         sys.stdout.write(f"wrote {options.esync}\nwrote {options.json}\n")
         return 0
-    for head, *rows in (page.table(found), page.peer_table(found)):
+    for head, *rows in (page.table(found), page.peer_table(found), page.choice_table(found)):
         words = {head[0], *_TEXTS}
         columns = [tables.Column(name, name not in words, name in words) for name in head]
         tables.show(columns, rows)

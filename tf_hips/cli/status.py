@@ -12,7 +12,7 @@ from tf_hips.config import SERVER_ROLES
 from tf_hips.log import printable
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-# On a narrow terminal, in this order; who is late, absent, refused, outvoted or passed over stays.
+# On a narrow terminal, in this order; who is late, absent, refused, chosen or outvoted stays.
 _LEFT_OUT = ("workers", "retries", "chunks", "sent", "received", "last call", "lag")
 
 
@@ -136,12 +136,15 @@ def _show(all_told: list[dict[str, Any]]) -> None:
     has_refused = any(
         child.get("refused_rows") for told in all_told for child in told.get("children", ())
     )
+    # What a rule that chooses rows makes of each; of no other rule.
+    chooses = any(child.get("chosen_of") for told in all_told for child in told.get("children", ()))
     votes = any(
         str(told.get(name) or "").startswith("detox")
         for told in all_told
         for name in ("rule", "robust")
     )
     more = [*(("late", "absent") if has_quorum else ()), *["refused_rows"] * has_refused]
+    more += ["chosen"] * chooses
     more += ["outvoted", "proven", "passed_over"] * votes
     rows: list[tuple[str, ...]] = []
     is_first = True
@@ -168,7 +171,7 @@ def _show(all_told: list[dict[str, Any]]) -> None:
                 _bytes(child["sent_bytes"]),
                 str(child["retries"]),
                 "never" if last is None else f"{_time(last)} ago",
-                *(str(child.get(column, 0)) for column in more),
+                *(_count(child, column) for column in more),
             )
             rows.append(row)
     texts = [tables.Column(name) for name in (*["shard"] * is_sharded, "site", "state")]
@@ -215,6 +218,12 @@ def _show_server(console: Any, told: dict[str, Any]) -> None:
     if told["tensors"]:
         way = "down" if above is None else "up"
         console.print(f"its way {way} has missed {told['residual_rms']:.3g} (rms) so far")
+
+
+def _count(child: dict[str, Any], column: str) -> str:
+    """How often a child was seen so; of rounds in which it was chosen, of how many."""
+    number = str(child.get(column, 0))
+    return f"{number}/{child.get('chosen_of', 0)}" if column == "chosen" else number
 
 
 def _header(name: str) -> str:

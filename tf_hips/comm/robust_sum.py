@@ -49,6 +49,8 @@ TOPOLOGIES = (PS, "allgather")
 
 # Step, who is refused, and why the rule could not be applied, if so; raises that.
 Tell: TypeAlias = Callable[[int, Sequence[Refused], ToleranceError | None], None]
+# Step, the ranks that the rule has chosen, and all that it has chosen among.
+TellChosen: TypeAlias = Callable[[int, Sequence[int], Sequence[int]], None]
 # Results by piece, and what says who is refused.
 _Found: TypeAlias = tuple[dict[Piece, tf.Tensor], tf.Tensor]
 
@@ -71,6 +73,7 @@ class RobustSum(CompressedSum):
         rule_seed: int,
         make_variable: MakeVariable,
         tell: Tell,
+        tell_chosen: TellChosen | None = None,
         topology: str = PS,
         scale: float = 1.0,
         shares: CompressedSum | None = None,
@@ -87,6 +90,8 @@ class RobustSum(CompressedSum):
             rule_seed: of what the rule draws, the same on all ranks.
             make_variable: makes a non-trainable variable from an initial value and a name.
             tell: called on all ranks alike in steps in which rows are refused.
+            tell_chosen: called on all ranks alike in steps in which the rule has chosen rows, if it
+                is one that chooses; None: nobody hears it.
             topology: which way packets take, one of `TOPOLOGIES`.
             scale: what results are multiplied with, as if rows were; not those of `majority`, which
                 are signs.
@@ -119,6 +124,7 @@ class RobustSum(CompressedSum):
         self._wire: Wire = Values() if is_exact else Packets(self, self._recoded)
         self._rule = rule
         self._tell = tell
+        self._tell_chosen = tell_chosen
         # Of all other rules the result is so many times longer when rows are.
         self._scale = 1.0 if rule.rule.name == "majority" else scale
         self._decider = Decider(rule, primitives.size(), rule_seed)
@@ -303,6 +309,10 @@ class RobustSum(CompressedSum):
         if self._decider.rejected(measures):
             found = self._decider.refused(measures, self._tensors())
             self._say(int(step), found, len(found))
+        if self._tell_chosen is not None:
+            decision = self._decider(measures, int(step))
+            if decision is not None and decision.selected is not None:
+                self._tell_chosen(int(step), decision.selected, decision.accepted)
         return np.int64(0)
 
     def _tensors(self) -> list[int]:

@@ -123,6 +123,11 @@ class Budget(Compressor):
         return True
 
     @property
+    def has_threshold(self) -> bool:
+        """Nothing of LADDER has one."""
+        return False
+
+    @property
     def draws_alike(self) -> bool:
         """Nothing of LADDER draws elements."""
         return False

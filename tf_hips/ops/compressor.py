@@ -314,6 +314,14 @@ class Compressor:
         return jit.algorithm(self.codec.name).is_sparse
 
     @property
+    def has_threshold(self) -> bool:
+        """Whether packets say 0 of what does not reach a parameter, which may be most elements.
+
+        Known of the codecs of tf_hips alone: False for one that was loaded.
+        """
+        return jit.algorithm(self.codec.name).reach is not None
+
+    @property
     def draws_alike(self) -> bool:
         """Whether all encoders of a run have one seed, so that they send the same elements.
 

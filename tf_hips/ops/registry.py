@@ -119,8 +119,9 @@ class Algorithm:
         is_unbiased: the mean of decode(encode(x)) over seeds is x.
         feedback_minimum: (parameter, value) below which error feedback diverges: the codec loses
             more than it is given, so residuals grow without bound.
-        reach: name of the parameter that is the most which an element passes on per step; None
-            where there is no such limit. Error feedback needs gradients that are mostly smaller.
+        reach: name of the parameter that is the most which an element passes on per step, and what
+            it must reach, or else it is sent as 0; None where there is no such limit. Error
+            feedback needs gradients that are mostly smaller, so most are sent as 0.
         state_names: vectors that its encoder keeps from call to call, in the specification's order.
         sums: for a codec with state, the text of the compressor that encodes sums of its packets
             again, by values of its parameters; None: fp32.

@@ -5,6 +5,7 @@
     runs      several runs, from events or from trees, as values that can be compared
     trees     logs as HiPS and ESync write and read them
     peers     who was refused or outvoted, how often, and who has found it out
+    choices   how often rules that choose rows have chosen each peer's
     figures   runs beside each other; those of peers in `peer_figures`
     canvas    what all figures have in common
     page      all of it as one HTML page that needs no network

@@ -74,7 +74,11 @@ def page(found: Sequence[Run], svgs: Mapping[str, str], title: str) -> str:
     """The page."""
     tables = "\n".join(
         _html(f"<h2>{html.escape(name)}</h2>" if name else "", one)
-        for name, one in (("", table(found)), ("Peers", peer_table(found)))
+        for name, one in (
+            ("", table(found)),
+            ("Peers", peer_table(found)),
+            ("Chosen rows", choice_table(found)),
+        )
         if len(one) > 1
     )
     subject = figures.subject_of(found)
@@ -116,6 +120,19 @@ def peer_table(found: Sequence[Run]) -> list[list[str]]:
             ]
             for run in found
             for line in peers.lines(run.marks)
+        ),
+    ]
+
+
+def choice_table(found: Sequence[Run]) -> list[list[str]]:
+    """Rows of text about peers whose rows a rule could choose, the head first; else only that."""
+    head = ["run", "peer", "chosen", "of rounds", "share", "by"]
+    return [
+        head,
+        *(
+            [run.label, one.peer, str(one.chosen), str(one.of), f"{one.share:.0%}", one.by]
+            for run in found
+            for one in run.shares
         ),
     ]
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of peers that were refused or outvoted: how often, and in which rounds.
+"""Figures of peers: refused or outvoted, how often and in which rounds; chosen, in which share.
 
-Rows are peers, those with the most marks first; a kind has one colour in both figures.
+Rows are peers, those with the most marks first, or the largest share; a kind of mark has one colour
+in both figures.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,12 @@ _Rows = list[tuple[Run, str, list[Mark]]]
 
 
 def draw(runs: Sequence[Run]) -> "dict[str, Figure]":
-    """`peers`, counts; `peers-rounds`, where marks have rounds; none where nobody was marked."""
+    """`peers`, counts; `peers-rounds`, where marks have rounds; `chosen`, where rules choose."""
+    return {**_marked(runs), **_chosen(runs)}
+
+
+def _marked(runs: Sequence[Run]) -> "dict[str, Figure]":
+    """None where nobody was marked."""
     told = [run for run in runs if run.marks]
     if not told:
         return {}
@@ -38,6 +44,40 @@ def draw(runs: Sequence[Run]) -> "dict[str, Figure]":
     if any(mark.round is not None for *_, marks in rows for mark in marks):
         found["peers-rounds"] = _rounds(rows, known, note)
     return found
+
+
+def _chosen(runs: Sequence[Run]) -> "dict[str, Figure]":
+    """None where no rule has chosen rows."""
+    rows = [(run, one) for run in runs for one in run.shares]
+    if not rows:
+        return {}
+    # Who is chosen least may be an honest peer that is never heard, and who is chosen most a liar.
+    left_out = max(0, len(rows) - _MAX_ROWS)
+    if left_out:
+        ranked = sorted(rows, key=lambda row: -row[1].share)
+        half = _MAX_ROWS // 2
+        kept = [*ranked[:half], *ranked[-half:]]
+        rows = [row for row in rows if row in kept]
+    drawn, axes = canvas.figure(
+        "Rounds in which a rule has chosen a peer's row", 1.4 + canvas.BAR_HEIGHT * len(rows)
+    )
+    places = range(len(rows))
+    axes.barh(places, [one.share for _, one in rows], height=0.62, color=canvas.COLOURS[0])
+    for place, (_, one) in enumerate(rows):
+        axes.annotate(
+            f"{one.chosen} of {one.of}",
+            (one.share, place),
+            xytext=(5, 0),
+            textcoords="offset points",
+            va="center",
+            color=canvas.INK,
+        )
+    axes.set_xlim(0, 1.2)
+    axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
+    note = f"; {left_out} between them are not shown" if left_out else ""
+    axes.set_xlabel(f"share of the rounds in which it had a row{note}")
+    _name_rows(axes, [(run, one.peer) for run, one in rows])
+    return {"chosen": drawn}
 
 
 def _counts(rows: _Rows, known: Sequence[str], note: str) -> "Figure":
@@ -97,13 +137,17 @@ def _rounds(rows: _Rows, known: Sequence[str], note: str) -> "Figure":
 
 
 def _finish(axes: Any, rows: _Rows, known: Sequence[str]) -> None:
-    is_one = len({run.label for run, *_ in rows}) == 1
-    texts = [peer if is_one else f"{run.label}\n{peer}" for run, peer, _ in rows]
+    _name_rows(axes, [(run, peer) for run, peer, _ in rows])
+    canvas.legend(axes, known)
+
+
+def _name_rows(axes: Any, rows: Sequence[tuple[Run, str]]) -> None:
+    is_one = len({run.label for run, _ in rows}) == 1
+    texts = [peer if is_one else f"{run.label}\n{peer}" for run, peer in rows]
     axes.set_yticks(range(len(rows)), texts)
     if not axes.yaxis_inverted():
         axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
-    canvas.legend(axes, known)
 
 
 def _place(kind: str) -> int:

@@ -17,7 +17,8 @@ from typing import Any
 
 from tf_hips import log
 from tf_hips.errors import ConfigError
-from tf_hips.report import peers, rounds, trees
+from tf_hips.report import choices, peers, rounds, trees
+from tf_hips.report.choices import Share
 from tf_hips.report.peers import Mark
 
 Event = Mapping[str, Any]
@@ -66,6 +67,7 @@ class Run:
         slow_seconds: in which `slow_bytes` were measured.
         source: where it was read.
         marks: what was found out about its peers.
+        shares: how often rules have chosen the rows of each.
     """
 
     label: str
@@ -80,6 +82,7 @@ class Run:
     slow_seconds: float
     source: str
     marks: tuple[Mark, ...] = ()
+    shares: tuple[Share, ...] = ()
 
     @property
     def is_iid(self) -> bool:
@@ -234,6 +237,7 @@ def from_events(events: Sequence[Event], source: Path) -> Run:
         slow_seconds=0.0 if traffic is None else traffic.seconds[-1] - traffic.seconds[0],
         source=str(source),
         marks=peers.marks(of_all),
+        shares=choices.shares(of_all),
     )
 
 
@@ -370,4 +374,5 @@ def facts(run: Run) -> dict[str, Any]:
         "points": [list(point) for point in run.points],
         "per_worker": [dataclasses.asdict(worker) for worker in run.workers],
         "peers": [dataclasses.asdict(line) for line in peers.lines(run.marks)],
+        "chosen": [dataclasses.asdict(one) for one in run.shares],
     }

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which compressors go with which rules: rows that rules look at must say something everywhere."""
+"""Which compressors go with which rules: rows that rules look at must say something everywhere.
+
+Refused is what is known to send mostly zeros, or may: codecs that send few elements, and those with
+a threshold, below which an element is sent as 0. What a loaded codec makes of small values is not
+known, unless its Decode is a `scatter`.
+"""
 
 from tf_hips.ops.compressor import Compressor, parse
 from tf_hips.robust.aggregator import Aggregator
@@ -13,8 +18,9 @@ def why_not_sparse(
 ) -> str | None:
     """Why a rule cannot bear rows of few elements; None: it can, or they are of all.
 
-    Where each sender sends other elements, or may (`randomk`), most values of a coordinate are 0,
-    and their median is; and a row of zeros is nearer to each of them than they are to each other.
+    Where each sender sends other elements, or may (`randomk`), or only what reaches a threshold,
+    most values of a coordinate are 0, and their median is; and a row of zeros is nearer to each of
+    them than they are to each other.
 
     Args:
         rule: any.
@@ -29,12 +35,16 @@ def why_not_sparse(
     if rule.rule.name in _BEAR_SPARSE and not mixes:
         return None
     compressor = parse(compression)
-    if not compressor.is_sparse:
+    if compressor.is_sparse:
+        why = f"where each {sender} may send others, most values are 0"
+        why += ", and a budget may become topk" if compressor.is_budget else ""
+    elif compressor.has_threshold:
+        why = "what is below a threshold is sent as 0, and that may be most of a row"
+    else:
         return None
-    why = ", and a budget may become topk" if compressor.is_budget else ""
     return (
-        f"Rule {name or rule} needs packets of all elements: where each {sender} may send others, "
-        f"most values are 0{why}. Received: {compression}"
+        f"Rule {name or rule} needs packets of all elements: {why}. Rules that bear it, without "
+        f"nnm: geometric_median, centred_clipping, clip >> mean. Received: {compression}"
     )
 
 

@@ -53,6 +53,7 @@ SEED_BYTES = 16
 _HEAD = re.compile(r"\s*sketched\s*(?:\(([^()]*)\)\s*)?", re.ASCII)
 _K = Parameter("k", 512, 16, 1 << 16)
 _WEIGHTED = ("krum", "multi_krum", "geometric_median", "mda", "cge", "mean")
+_CHOOSING = ("krum", "multi_krum", "mda", "cge")
 _SHORTENING = ("clip", "arc")
 _ROUNDING = 1.001  # of norms in float32
 _UNSEEN = 1e-9  # squares of elements below 1e-19 are 0 in float32: no norm has them, sketches do
@@ -101,6 +102,11 @@ class Sketched:
     def numbers(self) -> int:
         """`k`, which is known."""
         return self.k or 0
+
+    @property
+    def chooses(self) -> bool:
+        """Whether rows with a weight are those that the rule has chosen, and others have none."""
+        return self.then.rule.name in _CHOOSING
 
     def __repr__(self) -> str:
         return self.text

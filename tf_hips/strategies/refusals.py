@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said of ranks whose gradients a robust rule refuses: in the log, and as events.
+"""What is said of ranks whose gradients a robust rule refuses or chooses, in log and events.
 
 The log has a line when other ranks are refused than in the step before, the events every step. Rank
-0 writes both, and who is refused hears of it in its own log.
+0 writes both, and who is refused hears of it in its own log. Who is chosen is an event alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -62,6 +62,18 @@ class Refusals:
         if not is_same and (self._rank == 0 or self._rank in ranks):
             log.warning("From step %d on rows take no part in %s: %s", step, self._rule, named)
         self._last = ranks
+
+    def chosen(self, step: int, chosen: Sequence[int], among: Sequence[int]) -> None:
+        """Tells of whose gradients the result of a step is made.
+
+        Args:
+            step: its number.
+            chosen: these ranks.
+            among: all that took part.
+        """
+        if self._rank == 0:
+            sites, all_of_them = ([f"rank {rank}" for rank in part] for part in (chosen, among))
+            self._write_event("rows_chosen", step=step, sites=sites, among=all_of_them)
 
     def _reason(self, one: Refused) -> str:
         if not one.tensors:

@@ -8,7 +8,7 @@ from typing import Any
 from tf_hips import config as configuration
 from tf_hips.comm import primitives
 from tf_hips.comm.plan import Plan
-from tf_hips.comm.robust_sum import Tell
+from tf_hips.comm.robust_sum import Tell, TellChosen
 from tf_hips.errors import ConfigError
 from tf_hips.ops.compressor import Compressor
 from tf_hips.robust import Aggregator
@@ -128,9 +128,9 @@ class CompressedRing(PartyStrategy):
             keeper=self._state,
         )
 
-    def _refusals(self, rule: Aggregator, gradients: Sequence[Gradient]) -> Tell:
+    def _refusals(self, rule: Aggregator, gradients: Sequence[Gradient]) -> tuple[Tell, TellChosen]:
         told = Refusals(gradients, rule, primitives.rank(), self.write_event)
-        return self.failures.kept(told)
+        return self.failures.kept(told), told.chosen
 
     def _party_summing(self, tensors: Sequence[Gradient], label: str) -> Summing:
         if self.is_robust:  # weighted by samples, or control variates: no rows of one kind

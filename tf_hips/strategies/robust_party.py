@@ -13,7 +13,7 @@ from tf_hips import config, robust
 from tf_hips.comm import primitives
 from tf_hips.comm.compressed import Complain, MakeVariable
 from tf_hips.comm.robust_rows import check
-from tf_hips.comm.robust_sum import TOPOLOGIES, Tell, make_robust_reducer
+from tf_hips.comm.robust_sum import TOPOLOGIES, Tell, TellChosen, make_robust_reducer
 from tf_hips.comm.ways import PS
 from tf_hips.errors import ConfigError
 from tf_hips.ops import call_text
@@ -72,7 +72,7 @@ class RobustParty(InParty):
         *,
         has_plan: bool,
         comp_threshold: int,
-        tell: Callable[[Aggregator, Sequence[Gradient]], Tell],
+        tell: Callable[[Aggregator, Sequence[Gradient]], tuple[Tell, TellChosen]],
     ) -> None:
         """Checks it.
 
@@ -82,7 +82,7 @@ class RobustParty(InParty):
             topology: which way packets take; None: `ps`.
             has_plan: whether there is a plan.
             comp_threshold: must be 0.
-            tell: makes what is told of a list of gradients.
+            tell: makes what is told of a list of gradients: of refused rows, and of chosen ones.
 
         Raises:
             ValueError: they do not go together.
@@ -130,7 +130,7 @@ class RobustParty(InParty):
         """
         del complain, keeper  # there is no plan
         self._compare(gradients, nonfinite)
-        tell = self._tell_of(self._rule, gradients)
+        tell, tell_chosen = self._tell_of(self._rule, gradients)
         compression = self.compression or fp32()
         reducer = make_robust_reducer(
             [gradient.shape for gradient in gradients],
@@ -142,6 +142,7 @@ class RobustParty(InParty):
             rule_seed=derive_seed(seed, "everyone"),
             make_variable=make_variable,
             tell=tell,
+            tell_chosen=tell_chosen,
             topology=self._way(),
             scale=float(primitives.size()),
         )

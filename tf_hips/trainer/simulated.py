@@ -221,6 +221,7 @@ class Crowd:
         if votes is not None:
             self._verdicts.voted(step, votes)
         self._verdicts.refused(step, found.rejected, votes)
+        self._verdicts.chosen(step, found, votes)
         return found.vector
 
     def _run(

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the rule of simulated workers has found out about them, told as a server tells it.
+"""What the rule of simulated workers makes of them, told as a server tells it.
 
     outvoted      who said something else than its group
     dropped       a group without a vote, and why
     row_refused   a row that took no part; of a group that votes the row of all who agreed on it
+    rows_chosen   the rows that the result is made of, and all that took part, of the same
 
 The events are those of a server, so `tf-hips report` reads both alike. No TensorFlow here.
 """
 
 from collections.abc import Callable, Sequence
 
+from tf_hips.ps.robust.choices import Choices
 from tf_hips.ps.robust.rejections import Rejections
+from tf_hips.robust.aggregator import Aggregation
 from tf_hips.robust.detox import Vote
 from tf_hips.robust.rows import Rejected
 
@@ -31,7 +34,8 @@ class Verdicts:
         self._names = [f"worker {number}" for number in range(workers)]
         self._write_event = write_event
         self._rejections = Rejections(self._names)
-        self._rejections.tell = write_event
+        self._choices = Choices(self._names)
+        self._rejections.tell = self._choices.tell = write_event
 
     def voted(self, step: int, votes: Sequence[Vote]) -> None:
         """Tells how the groups of a step have voted."""
@@ -55,6 +59,23 @@ class Verdicts:
                 worker.
         """
         self._rejections.note(step, by_worker(rejected, votes))
+
+    def chosen(self, step: int, found: Aggregation, votes: Sequence[Vote] | None = None) -> None:
+        """Tells whose rows a step was made of, where the rule chooses some.
+
+        Args:
+            step: of the run.
+            found: what the rule came to.
+            votes: as for `refused`.
+        """
+        if found.selected is None:
+            return
+        won = [vote.agreed for vote in votes if vote.is_won] if votes is not None else None
+        chosen, among = (
+            rows if won is None else [worker for row in rows for worker in won[row]]
+            for rows in (found.selected, found.accepted)
+        )
+        self._choices.note(step, chosen, among)
 
     def stopped(
         self, step: int, rejected: Sequence[Rejected], votes: Sequence[Vote] | None = None

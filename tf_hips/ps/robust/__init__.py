@@ -13,6 +13,7 @@
     joint            rounds of a shard: complete here, then ruled on by shard 0
     buffered         asynchronous rounds: updates wait for each other, children for nobody
     rejections       whose rows were refused, or borne: counted, logged, told
+    choices          whose rows were chosen, by rules that choose some: counted, told
 
 The rules are in `rules` and `tf_hips.robust`; these are stores as in `rounds`. What children
 and servers say for them is in `client` and `calls`, in modules of the same name.

@@ -31,6 +31,7 @@ from tf_hips.ps.robust.tally import Tell
 from tf_hips.ps.rounds.asynchronous import AsynchronousStore
 from tf_hips.ps.rounds.lanes import Arrival, Floats, Lane, LaneRound
 from tf_hips.ps.rounds.round import Packet
+from tf_hips.ps.rounds.whole import Choose
 from tf_hips.ps.rules import UpdateRule
 from tf_hips.ps.rules.arrivals import Moved, Row
 from tf_hips.ps.rules.buffers import Buffers
@@ -56,6 +57,7 @@ class BufferedStore(AsynchronousStore):
         *,
         present: Callable[[], int] | None = None,
         refuse: Refuse | None = None,
+        choose: Choose | None = None,
         tell: Tell | None = None,
         **more: Any,
     ) -> None:
@@ -71,6 +73,7 @@ class BufferedStore(AsynchronousStore):
             present: how many children may bring updates; called with the lock held, and a function
                 of what was recorded. None: all.
             refuse: hears of rows that the rule has refused; None: nobody does.
+            choose: hears of rows that the rule has chosen; None: nobody does.
             tell: writes an event; None: nobody does.
             more: as above of it.
         """
@@ -79,6 +82,7 @@ class BufferedStore(AsynchronousStore):
         self._buffers = Buffers(rule, sites, seed, sizes, self._read)
         self._present = present
         self._refuse = refuse
+        self._choose = choose
         self._tell = tell
         self._is_short = False  # it was said that too few children are left
         if self._buffers.is_whole:
@@ -127,6 +131,8 @@ class BufferedStore(AsynchronousStore):
         self._warn(arrival.present)
         if outcome.refused and self._refuse is not None:
             self._refuse(outcome.step, outcome.refused, outcome.rounds)
+        if outcome.selected is not None and self._choose is not None:
+            self._choose(outcome.step, outcome.selected, outcome.accepted)
         return outcome.changes
 
     def _num_present(self) -> int:

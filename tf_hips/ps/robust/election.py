@@ -15,6 +15,7 @@ from typing import Any
 
 from tf_hips.errors import ProtocolError
 from tf_hips.ps.robust import replicas
+from tf_hips.ps.robust.choices import Choices
 from tf_hips.ps.robust.rejections import Rejections
 from tf_hips.ps.robust.tally import Counts, Tell, Winners
 from tf_hips.ps.robust.voted import VotingStore
@@ -38,7 +39,7 @@ class Electing:
         tell: writes an event: its name, and fields.
     """
 
-    def __init__(self, sites: Sequence[str], rejections: Rejections) -> None:
+    def __init__(self, sites: Sequence[str], rejections: Rejections, choices: Choices) -> None:
         """Nobody has joined."""
         self.votes: Votes | None = None
         self.secret: int | None = None
@@ -46,6 +47,7 @@ class Electing:
         self.tell: Tell = _tell_nobody
         self._sites = tuple(sites)
         self._rejections = rejections
+        self._choices = choices
         self._clock: Clock = SystemClock()
         self._store: VotingStore | None = None
         self._is_restoring = False
@@ -110,6 +112,7 @@ class Electing:
             why_unlike=self.why_unlike,
             updates=Updates(sizes, rule, None, winners),
             refuse=self._refuse,
+            choose=self._choose,
             **options,
         )
         store.is_restoring = self._is_restoring
@@ -171,6 +174,12 @@ class Electing:
         store = self._store
         if store is not None:
             self._rejections.note(number, store.who_agreed(number, refused))
+
+    def _choose(self, number: int, chosen: Sequence[int], among: Sequence[int]) -> None:
+        """Rows of votes were chosen: they are those of all who have agreed on them."""
+        store = self._store
+        if store is not None:
+            self._choices.note(number, store.behind(number, chosen), store.behind(number, among))
 
 
 def _tell_nobody(event: str, **fields: object) -> None:

@@ -28,6 +28,7 @@ import numpy as np
 from tf_hips.errors import NonFiniteError, ProtocolError, ToleranceError
 from tf_hips.ps.rounds.round import TooFewRowsError
 from tf_hips.ps.rounds.store import Job, Store
+from tf_hips.ps.rounds.whole import tell_of
 from tf_hips.ps.rules.joint import Report, Verdict, of_rows
 from tf_hips.ps.rules.robust import OWN_REFUSAL, is_refused
 from tf_hips.ps.rules.whole import Distances
@@ -55,7 +56,7 @@ class JointStore(Store):
         model, sites, uplink, downlink, seed = terms
         self.shard = shard
         self._joint = joint
-        self._refuse = options.get("refuse")
+        self._refuse, self._choose = options.get("refuse"), options.get("choose")
         # A shard without chunks has nothing to measure, and nothing to merge.
         self._measuring = [
             index for index in range(shard.count) if Shard(index, shard.count).chunks(model)
@@ -234,8 +235,7 @@ class JointStore(Store):
                 current.number, packets, verdict.children, verdict.missing
             )
             current.ruling = self._joint.ruling(verdict.decision, whole)
-            if current.ruling.refused and self._refuse is not None:
-                self._refuse(current.number, current.ruling.refused)
+            tell_of(current.number, current.ruling, self._refuse, self._choose)
         with contextlib.suppress(NonFiniteError):  # who waits is told of it
             self._merge_each(jobs)
         with self.changed:

@@ -21,7 +21,7 @@ import numpy as np
 from tf_hips.ops import native_robust
 from tf_hips.ps.robust.sketch import NONE, REFUSED, ROW, PartyRows, weights_from_bytes
 from tf_hips.ps.rounds.store import Job, Store
-from tf_hips.ps.rounds.whole import Refuse
+from tf_hips.ps.rounds.whole import Choose, Refuse
 from tf_hips.ps.rules.robust import OWN_REFUSAL, is_refused
 from tf_hips.ps.rules.steps import Floats
 from tf_hips.ps.rules.updates import Updates
@@ -50,7 +50,9 @@ class _GivenRuling:
     """Weights of one round, which are applied chunk by chunk."""
 
     def __init__(self, round: WholeRound, weights: Floats) -> None:
+        # Whose rows were refused and chosen was told when the weights came.
         self.refused: Mapping[int, str] = {}
+        self.accepted = round.children
         self.selected: tuple[int, ...] | None = None
         self._round = round
         self._places = [place for place, child in enumerate(round.children) if weights[child] != 0]
@@ -84,6 +86,7 @@ class SketchingStore(Store):
         super().__init__(*model, updates=updates, **options)
         self._sketched = sketched
         self._note_refused: Refuse | None = options.get("refuse")
+        self._note_chosen: Choose | None = options.get("choose")
         self._fixed: dict[int, Sequence[Job]] = {}  # all packets of a round, by round
         self._positions: dict[int, int] = {}  # of the newest packet of a round
         self._rows: dict[int, bytes] = {}  # sketches as they travel, by round
@@ -155,14 +158,17 @@ class SketchingStore(Store):
                 for chunk in self.chunks:
                     current.packets[chunk] = {}
             self.changed.notify_all()
+            said = [current.weights.get(child, 1.0) for child in range(len(self._sites))]
         refused = np.flatnonzero((weights == 0) & np.signbit(weights)).tolist()
         if refused and self._note_refused is not None:
-            said = {child: current.weights.get(child, 1.0) for child in refused}
             whys = {
-                child: OWN_REFUSAL if is_refused(weight) else _REFUSED_ABOVE
-                for child, weight in said.items()
+                child: OWN_REFUSAL if is_refused(said[child]) else _REFUSED_ABOVE
+                for child in refused
             }
             self._note_refused(number, whys)
+        accepted = [one for one, weight in enumerate(said) if weight > 0 and one not in refused]
+        if accepted and self._sketched.chooses and self._note_chosen is not None:
+            self._note_chosen(number, [one for one in accepted if weights[one]], accepted)
         if weights.any():
             self.merge(jobs)
 

@@ -20,7 +20,7 @@ Invariants:
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,12 @@ from tf_hips.ps.rules.updates import Updates
 from tf_hips.ps.terms.recorder import Kind
 from tf_hips.ps.transport.wire import REFUSED_WEIGHT, Buffer
 from tf_hips.robust.sketches import Sketched, most_stretch, seed_of
+
+# Hears of a round the children of whose leaves rows were chosen, all whose rows it has seen, and
+# both by leaf.
+ChooseLeaves = Callable[
+    [int, Sequence[int], Sequence[int], tuple[Sequence[str], Sequence[str]]], None
+]
 
 
 class _Added(Sum):
@@ -87,11 +93,14 @@ class _Outcome:
     Attributes:
         weights: of the leaves of each child.
         refused: by child, which leaves were refused and why.
+        chosen: the leaves whose rows were, where the rule chooses some, and all that it has seen;
+            numbers over all children.
         error: why there is no decision; "": there is one.
     """
 
     weights: list[Floats]
     refused: Mapping[int, str]
+    chosen: tuple[Sequence[int], Sequence[int]] | None = None
     error: str = ""
 
 
@@ -105,6 +114,7 @@ class WeighingStore(Store):
         leaves: Sequence[Sequence[str]],
         secret: int,
         refuse: Refuse | None = None,
+        choose: ChooseLeaves | None = None,
         **options: Any,
     ) -> None:
         """A store in which nothing has come.
@@ -115,6 +125,7 @@ class WeighingStore(Store):
             leaves: paths of the leaves of each child, in their order.
             secret: what seeds are drawn from; nobody else knows it.
             refuse: hears of leaves whose rows are refused, by child; None: nobody does.
+            choose: hears of leaves whose rows are chosen, and of their children; None: nobody does.
             options: as for `Store`.
         """
         super().__init__(*model, **options)
@@ -124,6 +135,7 @@ class WeighingStore(Store):
         self._leaves = [tuple(paths) for paths in leaves]
         self._secret = secret
         self._note_refused = refuse
+        self._note_chosen = choose
         self._weighings: dict[int, _Weighing] = {}
 
     @property
@@ -270,6 +282,7 @@ class WeighingStore(Store):
         missing = np.flatnonzero(known == REFUSED)
         refused = {int(leaf): OWN_REFUSAL for leaf in missing}
         weights = np.zeros(len(names), np.float32)
+        chosen: tuple[Sequence[int], Sequence[int]] | None = None
         error = ""
         if places.size:
             try:
@@ -285,6 +298,8 @@ class WeighingStore(Store):
                 accepted = places[list(decision.accepted)]
                 weights[accepted] = decision.mixing[0].astype(np.float32)
                 refused |= {int(places[one.row]): one.reason for one in decision.rejected}
+                if decision.selected is not None:
+                    chosen = places[list(decision.selected)].tolist(), accepted.tolist()
             except ToleranceError as failure:
                 told = ", ".join(f"row {row} is `{names[leaf]}`" for row, leaf in enumerate(places))
                 gone = "".join(f"; `{names[leaf]}`: {OWN_REFUSAL}" for leaf in missing)
@@ -301,6 +316,7 @@ class WeighingStore(Store):
         return _Outcome(
             np.split(weights, cuts),
             {child: "; ".join(whys) for child, whys in by_child.items()},
+            chosen,
             error,
         )
 
@@ -330,6 +346,16 @@ class WeighingStore(Store):
             self.changed.notify_all()
         if outcome.refused and self._note_refused is not None:
             self._note_refused(number, outcome.refused)
+        if outcome.chosen is not None and self._note_chosen is not None:
+            # A child is chosen where one of its leaves is.
+            whose = [(child, path) for child, paths in enumerate(self._leaves) for path in paths]
+            chosen, among = ([whose[leaf] for leaf in part] for part in outcome.chosen)
+            self._note_chosen(
+                number,
+                sorted({child for child, _ in chosen}),
+                sorted({child for child, _ in among}),
+                ([path for _, path in chosen], [path for _, path in among]),
+            )
         return jobs
 
     def _are_fixed(self, weighing: _Weighing) -> bool:

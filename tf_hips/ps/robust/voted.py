@@ -147,13 +147,19 @@ class VotingStore(Store):
             refused: why, by the child whose packets the row is; which one of those who agreed that
                 is, is chance.
         """
+        return {
+            child: f"{why}, in the vote of its group"
+            for winner, why in refused.items()
+            for child in self.behind(number, [winner])
+        }
+
+    def behind(self, number: int, winners: Iterable[int]) -> list[int]:
+        """All who have said in a round what children have sent whose packets groups have taken."""
         with self.changed:
             ballots = self._ballots.get(number)
-            return {
-                child: f"{why}, in the vote of its group"
-                for winner, why in refused.items()
-                for child in (() if ballots is None else ballots.behind(winner))
-            }
+            if ballots is None:
+                return []
+            return sorted(child for winner in winners for child in ballots.behind(winner))
 
     def asks(self, number: int, child: int) -> bool:
         """Whether packets of `child` are wanted that were asked for."""

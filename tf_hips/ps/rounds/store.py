@@ -45,7 +45,7 @@ from tf_hips.ps.rounds.norms import Norms, Note
 from tf_hips.ps.rounds.partial import TOO_LATE, Key, Partial, late_packets
 from tf_hips.ps.rounds.progress import Telling
 from tf_hips.ps.rounds.round import Packet, Round
-from tf_hips.ps.rounds.whole import Deciding, Refuse
+from tf_hips.ps.rounds.whole import Choose, Deciding, Refuse
 from tf_hips.ps.rules.updates import Updates
 from tf_hips.ps.terms.assignment import WHOLE, Shard
 from tf_hips.ps.terms.model import Model
@@ -80,6 +80,7 @@ class Store(Telling):
         site: str | None = None,
         partial: Partial | None = None,
         refuse: Refuse | None = None,
+        choose: Choose | None = None,
         note_absurd: Note | None = None,
     ) -> None:
         """A store with all residuals zero.
@@ -105,6 +106,7 @@ class Store(Telling):
                 are merged when all have delivered.
             refuse: hears of rows that a rule of whole rounds has refused, without the lock; None:
                 nobody does.
+            choose: hears of rows that such a rule has chosen, in the same way.
             note_absurd: hears of rows of absurd norms that a robust rule of coordinates has borne,
                 in the same way.
         """
@@ -131,7 +133,9 @@ class Store(Telling):
         self._deciding: Deciding | None = None
         if self._combining.updates.whole is not None:
             can_redo = partial is None
-            self._deciding = Deciding(self._combining, self.changed, refuse, can_redo=can_redo)
+            self._deciding = Deciding(
+                self._combining, self.changed, refuse, choose, can_redo=can_redo
+            )
         self._recorder = recorder if recorder is not None else Recorder()
         self.past = past if past is not None else Past(0)
         self._archiving = threading.Lock()

@@ -13,15 +13,18 @@ Invariants:
 """
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from tf_hips.errors import ToleranceError
 from tf_hips.ps.rounds.combining import Combining
 from tf_hips.ps.rounds.round import Round, TooFewRowsError
+from tf_hips.ps.rules.whole import Ruling
 from tf_hips.ps.terms.past import Packet
 
 # Hears of children whose rows a rule has refused: the round, and why, by child.
 Refuse = Callable[[int, Mapping[int, str]], None]
+# Hears of children whose rows a rule has chosen: the round, they, and all whose rows it has seen.
+Choose = Callable[[int, Sequence[int], Sequence[int]], None]
 
 
 class Deciding:
@@ -32,6 +35,7 @@ class Deciding:
         combining: Combining,
         changed: threading.Condition,
         refuse: Refuse | None,
+        choose: Choose | None,
         *,
         can_redo: bool,
     ) -> None:
@@ -41,11 +45,13 @@ class Deciding:
             combining: has the rule.
             changed: the store's; free when something is decided.
             refuse: hears of rows that were refused; None: nobody does.
+            choose: hears of rows that were chosen; None: nobody does.
             can_redo: whether children may deliver other packets of a round that was refused.
         """
         self._combining = combining
         self._changed = changed
         self._refuse = refuse
+        self._choose = choose
         self._can_redo = can_redo
 
     def decide(
@@ -75,5 +81,20 @@ class Deciding:
             raise TooFewRowsError(refusal) from error
         with self._changed:
             current.ruling, current.counted = ruling, tuple(children)
-        if ruling is not None and ruling.refused and self._refuse is not None:
-            self._refuse(current.number, ruling.refused)
+        if ruling is not None:
+            tell_of(current.number, ruling, self._refuse, self._choose)
+
+
+def tell_of(number: int, ruling: Ruling, refuse: Refuse | None, choose: Choose | None) -> None:
+    """Tells whose rows of a round were refused and chosen.
+
+    Args:
+        number: the round.
+        ruling: what was decided about it.
+        refuse: hears of the first; None: nobody does.
+        choose: hears of the second, where the rule chooses rows; None: nobody does.
+    """
+    if ruling.refused and refuse is not None:
+        refuse(number, ruling.refused)
+    if ruling.selected is not None and choose is not None:
+        choose(number, ruling.selected, ruling.accepted)

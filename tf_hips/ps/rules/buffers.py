@@ -45,12 +45,16 @@ class Outcome:
         step: number of the step that was to be made.
         refused: children whose rows the rule has refused in it, with the reason.
         rounds: their rounds.
+        selected: children whose rows the step is made of, where the rule chooses some.
+        accepted: children whose rows it has looked at for that.
     """
 
     changes: Mapping[int, Moved]
     step: int = 0
     refused: Mapping[int, str] = dataclasses.field(default_factory=dict)
     rounds: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    selected: tuple[int, ...] | None = None
+    accepted: tuple[int, ...] = ()
 
 
 class Buffers:
@@ -186,7 +190,7 @@ class Buffers:
             changes = {chunk: _without(one, error.refused) for chunk, one in moved.items()}
             return Outcome(changes, version, error.refused, rounds)
         changes = {chunk: self._stepped(one, ruling.apply(chunk)) for chunk, one in moved.items()}
-        return Outcome(changes, version, ruling.refused, rounds)
+        return Outcome(changes, version, ruling.refused, rounds, ruling.selected, ruling.accepted)
 
     def _without_largest(self, chunk: int, held: Moved, newest: int) -> Outcome:
         """No step, and no row of the child with the largest value; the others' wait on.

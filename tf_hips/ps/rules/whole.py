@@ -94,10 +94,12 @@ class Ruling(Protocol):
 
     Attributes:
         refused: children whose rows take no part, with the reason; those that are missing too.
-        selected: children of whose rows the result is made, where the rule chooses some.
+        accepted: children whose rows take part.
+        selected: of these, whose rows the result is made of, where the rule chooses some.
     """
 
     refused: Mapping[int, str]
+    accepted: tuple[int, ...]
     selected: tuple[int, ...] | None
 
     def apply(self, chunk: int) -> Floats:
@@ -258,6 +260,7 @@ class _Weighted:
         self.refused: Mapping[int, str] = dict(round.missing) | {
             children[one.row]: one.reason for one in decision.rejected
         }
+        self.accepted = tuple(children[row] for row in decision.accepted)
         self.selected: tuple[int, ...] | None = None
         if decision.selected is not None:
             self.selected = tuple(children[row] for row in decision.selected)

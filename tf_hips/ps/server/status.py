@@ -143,6 +143,8 @@ class _Collector:
             ("late", "Counter", "Updates of a child that came after their round was closed."),
             ("absent", "Counter", "Rounds that were closed without a child."),
             ("refused_rows", "Counter", "Updates of a child that a robust rule has refused."),
+            ("chosen", "Counter", "Rounds in which a rule has chosen a child's row."),
+            ("chosen_of", "Counter", "Rounds in which a rule that chooses had a child's row."),
             ("outvoted", "Counter", "Rounds in which a child's group has said something else."),
             ("proven", "Counter", "Rounds in which a child has sent other packets than it said."),
             ("passed_over", "Counter", "Rounds in which a child was asked for packets in vain."),

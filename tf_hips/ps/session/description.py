@@ -32,7 +32,9 @@ def describe(
         `state` (`absent`, `joining`, `there`, `away`, `lost`, `left`), `workers`, `round`, `chunks`
         (of that round, of `chunks` in all), `lag`, the rounds that it is behind, `late`, updates
         that came after their round was closed, `absent`, rounds that were closed without it, and
-        `refused_rows`, its updates that a robust rule has refused, `outvoted`, `proven`
+        `refused_rows`, its updates that a robust rule has refused, `chosen`, rounds whose result a
+        rule that chooses rows has made of its row, of the `chosen_of` in which it had one,
+        `outvoted`, `proven`
         and `passed_over`, rounds in which its group has said something else, in which it has sent
         something else than it said, or in which it was asked for its packets and did not send them
         in time; all since the server began. `quorum` is None, or how many children make a round,
@@ -42,7 +44,7 @@ def describe(
         store, known = state.store, state.members.children
         newest = store.round if store is not None else 0
         partial = closing.describe() if closing is not None else None
-        refused = state.rejections.counts
+        refused, chosen = state.rejections.counts, state.choices.counts
         children = []
         for place, site in enumerate(state.members.terms.parties):
             child = known.get(place)
@@ -61,6 +63,7 @@ def describe(
                     "late": partial["late"][place] if partial is not None else 0,
                     "absent": partial["absent"][place] if partial is not None else 0,
                     "refused_rows": refused[place],
+                    **chosen[place],
                     **state.electing.counts(place),
                 }
             )

@@ -89,7 +89,7 @@ class Session(Departing):
         self._presence = Presence(self.changed, terms.lost_after_s, self._lose)
         self._waiting = Waiting(self.changed, self._members, self._note_end)
         self._closing: Closing | None = None
-        self._state.rejections.tell = tell
+        self._state.rejections.tell = self._state.choices.tell = tell
         self._state.electing.use(tell, clock)
         if terms.quorum is not None:
             self._closing = Closing(
@@ -210,7 +210,13 @@ class Session(Departing):
         Raises:
             Exception: a record says what cannot be.
         """
-        with self.changed, self._state.rejections.quiet(), self._state.electing.quiet():
+        state = self._state
+        with (
+            self.changed,
+            state.rejections.quiet(),
+            state.choices.quiet(),
+            state.electing.quiet(),
+        ):
             for kind, fields, data in records:
                 if "child" in fields:
                     self._waiting.note_call(fields["child"])

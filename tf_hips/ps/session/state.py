@@ -22,6 +22,7 @@ import numpy as np
 from tf_hips import log
 from tf_hips.errors import NonFiniteError
 from tf_hips.ps.robust.buffered import BufferedStore
+from tf_hips.ps.robust.choices import Choices
 from tf_hips.ps.robust.election import Electing
 from tf_hips.ps.robust.joint import JointStore
 from tf_hips.ps.robust.rejections import Rejections
@@ -68,7 +69,8 @@ class State:
         self.changed = changed
         self.has_left_above = False
         self.rejections = Rejections(terms.parties)
-        self.electing = Electing(terms.parties, self.rejections)
+        self.choices = Choices(terms.parties)
+        self.electing = Electing(terms.parties, self.rejections, self.choices)
 
     def start(self, place: Place | None = None) -> None:
         """All children have joined, and the server above, if there is one, says where they are."""
@@ -409,6 +411,7 @@ class State:
             common |= {"first_rounds": firsts, "past_bytes": past_bytes}
             if place is None and rule.is_robust:
                 common |= {"present": self.members.num_present, "refuse": self.rejections.note}
+                common["choose"] = self.choices.note
                 return BufferedStore(
                     *terms, rule, tell=lambda *event, **more: self.electing.tell(*event, **more),
                     **common,
@@ -449,6 +452,7 @@ class State:
             "first_round": first_round,
             "past": self.recorder.make_past(past_bytes),
             "refuse": self.rejections.note,
+            "choose": self.choices.note,
         }
         site = self.members.terms.site
         if sketched is not None and is_passed:
