@@ -27,7 +27,7 @@ from tf_hips.ops.registry import Algorithm, Parameter
 pytestmark = pytest.mark.heavy  # every compressor
 
 NAMES = ", ".join(
-    sorted([*ops.REGISTRY, "budget", "powersgd", "error_feedback", "warmup", "mixed"])
+    sorted([*ops.REGISTRY, "budget", "powersgd", "error_feedback", "momentum", "warmup", "mixed"])
 )
 
 

@@ -28,6 +28,13 @@ CASES = {
         "save_freq": 2,
         "steps_per_execution": 2,
     },
+    # Running means, also in the exact steps before the stage changes.
+    "momentum": {
+        "compression": "warmup(momentum(error_feedback(onebit)), steps=5)",
+        "topology": "ps",
+        "save_freq": 2,
+        "steps_per_execution": 2,
+    },
     # Goes on in step 8, behind the warm-up: the server of the new run counts on from there.
     "parties": {
         "compression": "warmup(error_feedback(terngrad(bitwidth=2)), steps=7)",
@@ -35,7 +42,7 @@ CASES = {
         "save_freq": 2,
     },
 }
-RING = ("onebit", "warmup")
+RING = ("onebit", "warmup", "momentum")
 
 
 class Stop(Exception):
@@ -135,7 +142,7 @@ def _train(folder):
         (folder / f"{case}-{rank}.json").write_text(json.dumps(expected))
         # The residuals go with the model.
         names = {name for name in vars(strategy.state.gradients0) if not name.startswith("_")}
-        kept = "state" if case == "warmup" else "residual"
+        kept = "residual" if case == "onebit" else "state"
         assert names >= {"step", f"{kept}_0", f"{kept}_5"}
         has_owners = CASES[case].get("topology") == "ps"
         assert any(name.startswith("owner_residual") for name in names) == has_owners
@@ -310,9 +317,9 @@ def _parties(folder):
 
 
 def test_a_stopped_run_goes_on_in_new_processes(tmp_path):
-    run_parties(_train, {"folder": tmp_path}, [2], deadline_s=100)
+    run_parties(_train, {"folder": tmp_path}, [2], deadline_s=140)
     shutil.copytree(tmp_path / "onebit", tmp_path / "of two" / "onebit")
-    run_parties(_go_on, {"folder": tmp_path}, [2], deadline_s=100)
+    run_parties(_go_on, {"folder": tmp_path}, [2], deadline_s=140)
     run_parties(_one_process, {"folder": tmp_path}, [1], deadline_s=100)
 
 

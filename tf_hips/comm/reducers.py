@@ -31,7 +31,7 @@ def make_reducer(
     """How one list of gradients is summed; called eagerly, once per list, on every rank alike.
 
     A stage of a warm-up that sends exact values sums them with `plain`; what the later stages keep
-    stays as it is meanwhile.
+    stays as it is meanwhile. Momentum is kept in all stages.
 
     Args:
         shapes: of the gradients, which come and go as float32 vectors.
@@ -86,7 +86,7 @@ def make_reducer(
     last: CompressedSum | None = None
     for place, (first, stage) in reversed(list(enumerate(compressor.stages))):
         name = f"{label}.stage{place}"
-        if stage.codec.name == "fp32":
+        if stage.codec.name == "fp32" and not stage.has_momentum:
             found.append((first, _Plain(name)))
         elif not stage.makes_packets:
             # Before it there are exact values only, so it shares nothing.

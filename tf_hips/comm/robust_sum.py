@@ -362,7 +362,7 @@ def make_robust_reducer(
     last: RobustSum | None = None
     for place, (first, stage) in reversed(list(enumerate(compressor.stages))):
         name = f"{label}.stage{place}"
-        if stage.codec.name == "fp32":
+        if stage.codec.name == "fp32" and not stage.has_momentum:
             # What later stages keep stays as it is meanwhile.
             found.append((first, RobustSum(sizes, stage.codec, rule, label=name, **how)))
         else:

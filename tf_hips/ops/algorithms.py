@@ -8,9 +8,11 @@ ops.registry.
 """
 
 from tf_hips.ops.budgets import Budget
-from tf_hips.ops.compressor import ERROR_FEEDBACK, Compressor, resolve
+from tf_hips.ops.compressor import Compressor, resolve
+from tf_hips.ops.feedback import ERROR_FEEDBACK
 from tf_hips.ops.mixing import MIXED
 from tf_hips.ops.registry import REGISTRY, Algorithm, Parameter
+from tf_hips.ops.smoothing import MOMENTUM
 from tf_hips.ops.stages import WARMUP
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "hips2bit",
     "int8",
     "mixed",
+    "momentum",
     "natural",
     "onebit",
     "powersgd",
@@ -275,9 +278,33 @@ def error_feedback(compressor: Compressor | str) -> Compressor:
 
     Raises:
         TypeError: `compressor` is no compressor and no text.
-        ValueError: it has error feedback already, or keeps state of its own, such as dgc().
+        ValueError: it has error feedback or momentum already, or keeps state, such as dgc().
     """
     return Compressor(ERROR_FEEDBACK, inner=resolve(compressor))
+
+
+def momentum(compressor: Compressor | str, beta: float = 0.9) -> Compressor:
+    """Sends a running mean of the sender's gradients: m <- beta m + (1 - beta) g, encoded is m.
+
+        tf_hips.momentum(tf_hips.error_feedback(tf_hips.onebit()), beta=0.9)
+
+    What robust rules want: means over time lie nearer to each other than gradients do, so a lie has
+    less room (docs/robustness.md). Give the optimizer no momentum then: with a mean of all senders
+    this is SGD with momentum at (1 - beta) times the learning rate, so the learning rate is that of
+    plain SGD. m is 0 at first and not corrected for that. Sums are encoded without it
+    (`Compressor.for_sums`), and what is not encoded has none: all gradients where one worker is
+    alone, and those of large embeddings in a job without a server.
+
+    Args:
+        compressor: what encodes m: a codec without state, in `error_feedback` or not.
+        beta: from 0 to 0.9999.
+
+    Raises:
+        TypeError: `compressor` is no compressor and no text, or `beta` no number.
+        ValueError: `beta` is out of its range, or `compressor` has momentum or state of its own,
+            makes no packets, or is `warmup(...)` or `mixed(...)`, which go around it.
+    """
+    return Compressor(MOMENTUM, (("beta", beta),), inner=resolve(compressor))
 
 
 def warmup(

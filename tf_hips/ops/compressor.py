@@ -12,16 +12,39 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from tf_hips.ops import call_text, growth, jit, loaded, low_rank, mixing, native, stages
+from tf_hips.ops import (
+    call_text,
+    feedback,
+    jit,
+    loaded,
+    low_rank,
+    mixing,
+    native,
+    smoothing,
+    stages,
+)
+from tf_hips.ops.feedback import ERROR_FEEDBACK
 from tf_hips.ops.mixing import MIXED
 from tf_hips.ops.registry import Parameter
+from tf_hips.ops.smoothing import MOMENTUM
 from tf_hips.ops.stages import WARMUP
 
 CHUNK = 1 << 20
 """Elements of one tensor that are encoded together. Frozen: it decides every packet's bytes."""
 
-ERROR_FEEDBACK = "error_feedback"
-WRAPPERS = (ERROR_FEEDBACK, WARMUP, MIXED)
+WRAPPERS = (ERROR_FEEDBACK, MOMENTUM, WARMUP, MIXED)
+
+_PARAMETERS = {
+    MOMENTUM: smoothing.PARAMETERS,
+    WARMUP: stages.PARAMETERS,
+    MIXED: mixing.PARAMETERS,
+}
+# What such a wrapper wraps, and an example.
+_WRAPS = {
+    MOMENTUM: ("has no momentum", "error_feedback(onebit), beta=0.9"),
+    WARMUP: ("is no warm-up", "onebit, steps=400"),
+    MIXED: ("is not mixed", "onebit, below=1000"),
+}
 
 SPECIAL: "dict[str, tuple[Callable[..., Compressor], tuple[Parameter, ...]]]" = {}
 """Names that stand for no codec of their own: what makes them, and what they take."""
@@ -56,7 +79,7 @@ class Compressor:
 
     Attributes:
         name: an algorithm of REGISTRY, a loaded one with the hash of its specification
-            (`my@0123456789abcdef`), "error_feedback", "warmup" or "mixed".
+            (`my@0123456789abcdef`), "error_feedback", "momentum", "warmup" or "mixed".
         params: (name, value) of each parameter, in the order of the specification.
         inner: what is wrapped; None for a codec.
 
@@ -86,11 +109,14 @@ class Compressor:
                 f"without. Received: {self.inner.text}"
             )
         if self.name == ERROR_FEEDBACK:
-            self._check_error_feedback()
+            feedback.check(self.inner, self.params)
             return
         given = dict(self.params)
         if len(given) != len(self.params):
             raise ValueError(f"a parameter must be given once. Received: params={self.params}")
+        if self.name == MOMENTUM:
+            object.__setattr__(self, "params", smoothing.checked(self.inner, given))
+            return
         if self.name == MIXED:
             if self.inner is None or self.inner.is_mixed:
                 raise ValueError(
@@ -128,36 +154,6 @@ class Compressor:
         object.__setattr__(self, "name", algorithm.name)
         object.__setattr__(self, "params", params)
 
-    def _check_error_feedback(self) -> None:
-        inner = self.inner
-        if inner is not None and inner.has_state and not inner.has_residual:
-            raise ValueError(
-                "`error_feedback` must wrap a codec without state: one with state keeps what "
-                f"it does not send itself, so write {inner.text}. Received: inner={inner.text}"
-            )
-        if inner is not None and inner.name in (WARMUP, MIXED):
-            raise ValueError(
-                f"`error_feedback` must stand inside of `{inner.name}`: write "
-                f"{inner.name}(error_feedback({inner.codec.text}), ...). Received: {inner.text}"
-            )
-        if inner is None or inner.has_residual or self.params:
-            raise ValueError(
-                "`error_feedback` must wrap one codec without error feedback. "
-                f"Received: inner={inner and inner.text}, params={self.params}"
-            )
-        algorithm = jit.algorithm(inner.name)
-        if algorithm.is_loaded and growth.diverges(inner):
-            raise ValueError(
-                "`error_feedback` must wrap a codec that loses less than it is given; around "
-                f"this one residuals grow without bound. Received: {inner.text}"
-            )
-        for name, least in algorithm.feedback_minimum:
-            if dict(inner.params)[name] < least:
-                raise ValueError(
-                    f"`{name}` must be at least {least} under error feedback, else residuals "
-                    f"grow without bound. Received: {inner.text}"
-                )
-
     @property
     def is_budget(self) -> bool:
         """Whether it is chosen when the model is known; see `for_sizes`."""
@@ -193,7 +189,10 @@ class Compressor:
         """
         if not self.is_mixed:
             return self
-        return mixing.small() if n < dict(self.params)["below"] else self._mixed_with
+        if n >= dict(self.params)["below"]:
+            return self._mixed_with
+        momentum = self._momentum
+        return mixing.small() if momentum is None else momentum._with_inner(mixing.small())
 
     def _with_inner(self, inner: "Compressor") -> "Compressor":
         return Compressor(self.name, self.params, inner)
@@ -235,17 +234,34 @@ class Compressor:
 
     @property
     def has_residual(self) -> bool:
-        """Whether encoding keeps a residual: this is error feedback, in a warm-up or not."""
-        return self.name == ERROR_FEEDBACK or (self.inner is not None and self.inner.has_residual)
+        """Whether encoding keeps a residual alone: this is error feedback, in a warm-up or not."""
+        if self.name == ERROR_FEEDBACK:
+            return True
+        return self.name != MOMENTUM and self.inner is not None and self.inner.has_residual
+
+    @property
+    def has_momentum(self) -> bool:
+        """Whether `momentum` stands before the codec; that of `dgc` is its own."""
+        return self._momentum is not None
+
+    @property
+    def _momentum(self) -> "Compressor | None":
+        if self.name == MOMENTUM or self.inner is None:
+            return self if self.name == MOMENTUM else None
+        return self.inner._momentum
 
     @property
     def state_names(self) -> tuple[str, ...]:
         """What encoding keeps from call to call, by name.
 
         ("residual",) under error feedback, the states of the specification for a codec with state,
-        nothing for others.
+        nothing for others; with momentum ("momentum",) before these.
         """
-        return ("residual",) if self.has_residual else jit.algorithm(self.codec.name).state_names
+        if self.name == ERROR_FEEDBACK:
+            return ("residual",)
+        if self.inner is None:
+            return jit.algorithm(self.name).state_names
+        return (MOMENTUM,) * (self.name == MOMENTUM) + self.inner.state_names
 
     @property
     def has_state(self) -> bool:
@@ -255,7 +271,8 @@ class Compressor:
     def state_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Shape of what encoding keeps, float32, zeros at first, for a gradient of `shape`.
 
-        Under error feedback that of the gradient; for a codec with state `[states, elements]`.
+        Under error feedback that of the gradient; for a codec with state, and with momentum,
+        `[states, elements]`.
 
         Raises:
             ValueError: encoding keeps nothing.
@@ -272,9 +289,14 @@ class Compressor:
 
         This compressor itself, unless its codec has state: a momentum that is in the packets must
         not be applied to their sum once more. Then another one, without momentum: for `dgc`
-        `error_feedback(topk(...))` of four times its ratio, for loaded codecs `fp32`. Sums of a
-        warm-up's packets are encoded by a warm-up of that, in the same stages.
+        `error_feedback(topk(...))` of four times its ratio, for loaded codecs `fp32`; with
+        `momentum` what stands in it. Sums of a warm-up's packets are encoded by a warm-up of that,
+        in the same stages.
         """
+        if self.name == MOMENTUM and self.inner is not None:
+            return self.inner
+        if self.has_momentum and self.inner is not None:
+            return self._with_inner(self.inner.for_sums)
         algorithm = jit.algorithm(self.codec.name)
         if not algorithm.state_names:
             return self
@@ -302,7 +324,7 @@ class Compressor:
         """
         if self.is_mixed:
             return self._mixed_with.is_unbiased and mixing.small().is_unbiased
-        return not self.has_residual and jit.algorithm(self.codec.name).is_unbiased
+        return not self.has_state and jit.algorithm(self.codec.name).is_unbiased
 
     @property
     def is_sparse(self) -> bool:
@@ -342,7 +364,11 @@ class Compressor:
     def text(self) -> str:
         """The text that `parse` turns into this value; the same for equal values."""
         if self.inner is not None:
-            shown = {WARMUP: stages.shown, MIXED: mixing.shown}.get(self.name)
+            shown = {
+                WARMUP: stages.shown,
+                MIXED: mixing.shown,
+                MOMENTUM: smoothing.shown,
+            }.get(self.name)
             more = f", {shown(dict(self.params))}" if shown is not None else ""
             return f"{self.name}({self.inner.text}{more})"
         known = jit.algorithm(self.name).parameters
@@ -487,26 +513,17 @@ def parse(text: str, files: bool = False) -> Compressor:
         if arguments.startswith(ERROR_FEEDBACK) or not arguments:
             raise ValueError(f"`error_feedback` must wrap one codec. Received: {text!r}")
         return Compressor(ERROR_FEEDBACK, inner=parse(arguments, files))
-    if name == WARMUP:
+    if name in _PARAMETERS:
         wrapped, arguments = _wrapped(arguments)
-        if wrapped.partition("(")[0].strip() in ("", WARMUP):
+        if wrapped.partition("(")[0].strip() in ("", name):
+            which, example = _WRAPS[name]
             raise ValueError(
-                "`warmup` must wrap one compressor that is no warm-up, as in "
-                f"'warmup(onebit, steps=400)'. Received: {text!r}"
+                f"`{name}` must wrap one compressor that {which}, as in '{name}({example})'. "
+                f"Received: {text!r}"
             )
         inner = parse(wrapped, files)
-        params = call_text.values(WARMUP, {p.name: p for p in stages.PARAMETERS}, arguments, text)
-        return _made(WARMUP, params, inner)
-    if name == MIXED:
-        wrapped, arguments = _wrapped(arguments)
-        if wrapped.partition("(")[0].strip() in ("", MIXED):
-            raise ValueError(
-                "`mixed` must wrap one compressor that is not mixed, as in "
-                f"'mixed(onebit, below=1000)'. Received: {text!r}"
-            )
-        inner = parse(wrapped, files)
-        params = call_text.values(MIXED, {p.name: p for p in mixing.PARAMETERS}, arguments, text)
-        return _made(MIXED, params, inner)
+        params = call_text.values(name, {p.name: p for p in _PARAMETERS[name]}, arguments, text)
+        return _made(name, params, inner)
     if file is not None:
         name = jit.load(name).name
     if name in SPECIAL:
@@ -533,7 +550,7 @@ def file_of(text: str) -> str | None:
 
 
 def _wrapped(arguments: str) -> tuple[str, str]:
-    """What stands between the brackets of a warm-up: the compressor, and the parameters behind it.
+    """What stands between the brackets of a wrapper: the compressor, and the parameters behind it.
 
     Read from the end: the name of a file may hold commas, too.
     """

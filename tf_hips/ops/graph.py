@@ -12,8 +12,9 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from tf_hips.ops import jit, library, placement
+from tf_hips.ops import jit, library, placement, smoothing
 from tf_hips.ops.compressor import Compressor, check_for_sums, check_makes_packets
+from tf_hips.ops.flow import all_finite, opaque
 from tf_hips.ops.native import check_stage
 
 Tensor: TypeAlias = Any
@@ -52,7 +53,7 @@ def encode(
         step: in [0, 2^32), an int or an integer scalar.
         tensor_id: position of the tensor in its model.
         offset: index in its tensor of the first element encoded.
-        kept: what encoding keeps (a residual, or the states of the codec), float32 of
+        kept: what encoding keeps (a residual, or momentum and states), float32 of
             `compressor.state_shape`; given if and only if `compressor.has_state`.
 
     Returns:
@@ -63,6 +64,9 @@ def encode(
     """
     compressor = _stage(compressor, step)
     _check_kept(compressor, kept)
+    if compressor.has_momentum:
+        given: dict[str, Any] = {"seed": seed, "step": step, "offset": offset}
+        return _encode_momentum(compressor, gradient, kept, tensor_id=tensor_id, **given)
     key = {"seed": _seed(seed), "step": _step(step), "tensor_id": tensor_id, "offset": offset}
     if kept is None:
         return _op(compressor, "encode")(gradient=gradient, **key), None
@@ -73,6 +77,41 @@ def encode(
         gradient=gradient, residual=kept, **key
     )
     return packet, new_residual
+
+
+def _encode_momentum(
+    compressor: Compressor, gradient: Tensor, kept: Tensor, **key: Any
+) -> tuple[Tensor, Tensor]:
+    """Takes a gradient into the momentum, and encodes that; see ops.smoothing."""
+    kept, vector = tf.convert_to_tensor(kept, tf.float32), tf.reshape(gradient, [-1])
+    if vector.shape.is_fully_defined():
+        shape = compressor.state_shape(vector.shape)
+        if not kept.shape.is_compatible_with(shape):
+            raise ValueError(
+                f"`kept` of {compressor.text} must have the shape {list(shape)}. "
+                f"Received: shape {kept.shape}"
+            )
+    with tf.device(placement.device(compressor.codec)):
+        momentum, *others = tf.unstack(kept, len(compressor.state_names))
+        sent, news = _moved(compressor, momentum, vector)
+    packet, rest = encode(compressor.for_sums, sent, kept=others[0] if others else None, **key)
+    return packet, tf.stack([news, *([] if rest is None else [rest])])
+
+
+def _moved(compressor: Compressor, momentum: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """What is to be encoded, and the momentum then: the bits of `smoothing.moved`."""
+    beta, share = smoothing.shares(compressor)
+    # Else TensorFlow would join products with those before them, or take out a common factor.
+    [gradient] = opaque([gradient])
+    new = tf.add(*opaque([momentum * beta, gradient * share]))
+    new = tf.where(tf.abs(new) <= smoothing.TINY, tf.zeros_like(new), new)
+
+    def spoilt() -> tuple[Tensor, Tensor]:
+        finite = tf.where(tf.math.is_finite(new), new, tf.zeros_like(new))
+        return tf.where(tf.math.is_finite(gradient), new, gradient), finite
+
+    sent, news = tf.cond(all_finite([new]), lambda: (tf.identity(new), tf.identity(new)), spoilt)
+    return sent, news
 
 
 def decode(compressor: Compressor, packet: Tensor, num_elements: int) -> Tensor:

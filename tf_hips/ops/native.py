@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_hips import errors
-from tf_hips.ops import jit, library, loaded
+from tf_hips.ops import jit, library, loaded, smoothing
 
 if TYPE_CHECKING:
     from tf_hips.ops.compressor import Compressor
@@ -97,7 +97,7 @@ def encode(
         compressor: what to encode with; of a warm-up the stage of `key.step`.
         x: float32 of any shape, C-contiguous.
         key: where randomness comes from.
-        kept: what encoding keeps (a residual, or the states of the codec), float32 of
+        kept: what encoding keeps (a residual, or momentum and states), float32 of
             `compressor.state_shape`, updated in place; given if and only if `compressor.has_state`.
         out: uint8 of at least `compressor.wire_bytes(x.size)`; made when None.
 
@@ -112,6 +112,8 @@ def encode(
     values = _floats(x, "x")
     kept = _checked_kept(compressor, kept, values.size)
     packets = _packets_for(compressor, values.size, out)
+    if compressor.has_momentum and kept is not None:
+        return _encode_momentum(compressor, values, key, kept, packets)
     codec, params = _codec(compressor.codec)
     if kept is not None and not compressor.has_residual:
         return _encode_state(compressor, values, key, kept, packets)
@@ -126,6 +128,15 @@ def encode(
         packets.size,
     )
     return packets[: _checked(written, compressor)]
+
+
+def _encode_momentum(
+    compressor: "Compressor", values: Floats, key: Key, kept: Floats, packets: Bytes
+) -> Bytes:
+    """Takes a gradient into the momentum, and encodes that; both updated in place."""
+    inner, rows = compressor.for_sums, kept.reshape(-1)
+    sent = smoothing.moved(compressor, rows[: values.size], values.reshape(-1))
+    return encode(inner, sent, key, rows[values.size :] if inner.has_state else None, packets)
 
 
 def _encode_state(
@@ -419,7 +430,7 @@ def check_for_sums(compressor: "Compressor") -> "Compressor":
     """Passes on a compressor that encodes sums.
 
     Raises:
-        ValueError: its codec has state, a momentum that the summands went through already.
+        ValueError: it has momentum, or its codec state, which the summands went through already.
     """
     if compressor.for_sums != compressor:
         raise ValueError(

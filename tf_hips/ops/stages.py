@@ -66,7 +66,7 @@ def checked(
     if stages > steps:
         raise ValueError(f"`stages` must be at most `steps`, {steps}. Received: stages={stages}")
     if share is None:
-        if inner.has_state and not inner.has_residual:
+        if inner.has_state and not inner.has_residual and not inner.has_momentum:
             raise ValueError(
                 f"`{WARMUP}` must wrap a codec with a parameter `ratio`, a share from 0 to 1, if "
                 "it has state: exact values in its place would leave the state without the "
@@ -150,5 +150,6 @@ def _rounded(value: float) -> float:
 def _with_codec(
     inner: "Compressor", name: str, params: Iterable[tuple[str, int | float]]
 ) -> "Compressor":
-    codec = dataclasses.replace(inner.codec, name=name, params=tuple(params))
-    return codec if inner.inner is None else dataclasses.replace(inner, inner=codec)
+    if inner.inner is not None:
+        return dataclasses.replace(inner, inner=_with_codec(inner.inner, name, params))
+    return dataclasses.replace(inner, name=name, params=tuple(params))

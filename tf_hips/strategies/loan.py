@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tf_hips.comm import primitives
-from tf_hips.errors import ProtocolError
+from tf_hips.errors import ConfigError, ProtocolError
 from tf_hips.strategies.gradients import Gradient, GradientSum, Summing
 
 if TYPE_CHECKING:
@@ -51,6 +51,22 @@ def member(strategy: "PartyStrategy", level: str) -> tuple[int, int]:
     return int(welcome.child), len(welcome.parties)
 
 
+def _check_momentum(strategy: "PartyStrategy", level: str) -> None:
+    """Raises a ConfigError where a movement would be sent as a running mean of movements."""
+    codecs = strategy._codecs()
+    if strategy.has_server and level == PARTY:
+        # What is summed in the party are the gradients of each step.
+        codecs = {name: codecs.get(name) for name in ("compression",)}
+    for name, codec in codecs.items():
+        if codec is not None and codec.has_momentum:
+            raise ConfigError(
+                f"`{name}` must be without momentum under a loop of tf_hips.loops, which sends how "
+                "far local steps have moved the weights, and not gradients: give the optimizer of "
+                "the local steps a momentum, or the rule of the server. Received: "
+                f"{name}={codec.text}"
+            )
+
+
 class Loan:
     """The uplink of one strategy, and its sums, in the hands of a loop."""
 
@@ -64,6 +80,7 @@ class Loan:
 
         Raises:
             ProtocolError: another loop has it, or gradients have crossed the uplink already.
+            ConfigError: what the loop sends would get a momentum.
         """
         if level not in LEVELS:
             raise ValueError(f"`level` must be one of {', '.join(LEVELS)}. Received: {level!r}")
@@ -77,6 +94,7 @@ class Loan:
                 "A loop must be made before the first step of its model. Received: a strategy "
                 "that has summed gradients already"
             )
+        _check_momentum(strategy, level)
         self._strategy = strategy
         self._owner = weakref.ref(owner)
         self.level = level

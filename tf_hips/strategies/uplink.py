@@ -72,7 +72,9 @@ def make_uplink(
     kept: dict[int, tf.Variable] = {}
     if up.has_state and primitives.rank() == 0:
         kept = {
-            position: make_variable(tf.zeros(up.state_shape([size])), kept_name(up, position))
+            position: make_variable(
+                tf.zeros(up.of_size(size).state_shape([size])), kept_name(up, position)
+            )
             for position, size in enumerate(sizes)
             if size and up.of_size(size).has_state
         }
