@@ -332,7 +332,11 @@ class Expressions:
                 precedence,
             )
         right = precedence + 1 if op in "+-*/" else 9
-        return f"{self(expr.left, lowest)} {op} {self(expr.right, right)}", precedence
+        left = self(expr.left, lowest)
+        if op == "-" and expr.left.type == FLOAT and _constant(expr.left) == 0:
+            # GCC 12 takes `0.0f - static_cast<float>(n)` for -n, which is -0 where n is 0.
+            left = self._bounding(expr.left)
+        return f"{left} {op} {self(expr.right, right)}", precedence
 
     def _compared(self, expr: nodes.Expr, lowest: int) -> str:
         """One side of a comparison that says which float is less."""

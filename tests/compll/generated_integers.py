@@ -77,7 +77,7 @@ class _Writer:
 
     def _vector(self) -> None:
         """All 64 bits of integers, or floats."""
-        if self._choose.random() < 0.3:
+        if self._choose.random() < 0.2:
             self._field("float*", f"map(range({N}), {self._lambda('float')})")
             return
         name = self._name()
@@ -120,9 +120,13 @@ class _Writer:
         lets = [f"float g = {'gradient[i]' if self._is_encode else 'i * scale'};"]
         for _ in range(choose.randint(2, 6)):
             lets += self._let()
-        value = self._float(2) if result == "float" else self._int(2)
-        # What is last, and what that is made of, counts.
-        value = f"({value} {choose.choice('+-')} {self._last})"
+        if result == "float":
+            value = f"{self._float(2)} {choose.choice('+-')} {self._last}"
+        else:
+            # All that has been computed counts.
+            names = dict.fromkeys(self._ints[1 + len(self._scalars) :])
+            terms = [f"{name} * {2 * k + 3}" for k, name in enumerate(names)]
+            value = " + ".join([self._int(2), *terms])
         return f"[&](int i) -> {result} {{ {' '.join(lets)} return {value}; }}"
 
     def _let(self) -> list[str]:
@@ -137,7 +141,7 @@ class _Writer:
         shape = choose.randrange(6)
         match shape:
             case 0 | 1:
-                value = f"bitcast<uint32>({self._float(1)})"
+                value = f"bitcast<uint32>({choose.choice(['g', self._float(1)])})"
             case 2:
                 value = f"{self._read()} {choose.choice('+-')} {self._edge()}"
             case 3:
@@ -176,7 +180,7 @@ class _Writer:
     def _edge(self) -> str:
         """A number at the end of something."""
         number = (1 << self._choose.choice(_POWERS)) + self._choose.choice([-1, 0, 1])
-        return str(number) if self._choose.random() < 0.7 else f"(-{number})"
+        return str(number) if self._choose.random() < 0.5 else f"(-{number})"
 
     def _int(self, depth: int) -> str:
         choose = self._choose
@@ -184,16 +188,18 @@ class _Writer:
             leaves = [self._small(), self._small(), choose.choice(self._ints), self._read()]
             return choose.choice([*leaves, self._edge()])
         left, right = self._int(depth - 1), self._int(depth - 1)
-        match choose.randrange(12):
-            case 0 | 1 | 2:
+        match choose.randrange(14):
+            case 0 | 1:
                 return f"({left} {choose.choice('+-*&|^')} {right})"
+            case 2:
+                return f"({self._small()} {choose.choice('+-&|^')} {self._edge()})"
             case 3:
                 return f"({left} {choose.choice('/%')} {right})"
             case 4 | 5:
                 counts = [*_COUNTS, f"({right} & 31)", f"({right} & 63)", right]
                 return f"({left} {choose.choice(['<<', '>>'])} {choose.choice(counts)})"
             case 6:
-                return f"({choose.choice('~-')}{left})"
+                return f"({choose.choice('~-')}{choose.choice([left, self._small()])})"
             case 7:
                 return f"{choose.choice(['abs', 'sign'])}({left})"
             case 8:
@@ -210,8 +216,10 @@ class _Writer:
         choose = self._choose
         sign = choose.choice(_COMPARISONS)
         match choose.randrange(7) if depth > 0 else 0:
-            case 0 | 1 | 2:
+            case 0 | 1:
                 return f"({self._int(depth)} {sign} {self._int(depth)})"
+            case 2:
+                return f"({self._small()} {sign} {self._edge()})"
             case 3:
                 return f"({self._float(depth - 1)} {sign} {self._float(0)})"
             case 4:

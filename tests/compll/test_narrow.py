@@ -96,6 +96,7 @@ OF_BITS = {
         *("-max(t, -2147483648)", "-max(t, -2147483648) < 0", "~v", "t < v", "t ^ v", "s ^ v"),
         *("min(v, t)", "-t", "-v", "abs(t)", "v > t ? v : t", "sign(t) * v"),
     ),
+    "int n = u & 1; float z = 0.0 - n;": ("bitcast<uint32>(z)", "bitcast<uint32>(0.0 - (n + 0.0))"),
     "float z = ~u; float y = -u;": ("bitcast<uint32>(z)", "bitcast<uint32>(y)"),
     "uint32 t = u; uint8 b = ~u; uint<5> c = -u;": ("~t", "~b", "c - t", "b < -t", "-b"),
     "int r = random<int>(0, 1 << 60) >> 28; int w = r >> 1;": ("w", "r < 0", "r + 0", "r >> 3"),
