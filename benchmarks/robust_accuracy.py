@@ -194,7 +194,7 @@ def _honest(
     workers: int,
     seed: int,
     step: int,
-    dealt: Sequence[npt.NDArray[np.int64]] | None,
+    dealt: Sequence[npt.NDArray[np.int64]] | None = None,
 ) -> Floats:
     """What everybody would send who does not lie."""
     data = digits()

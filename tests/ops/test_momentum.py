@@ -223,3 +223,12 @@ def test_what_is_kept_must_fit() -> None:
     with pytest.raises(ValueError, match="`out` must be writable and have at least"):
         native.encode(value, x + 1, Key(0, 0, 0), kept, np.empty(1, np.uint8))
     assert not kept.any()
+
+
+def test_packets_may_overflow_where_those_of_the_compressor_inside_may() -> None:
+    """Whoever looks must not be misled by the first step, in which m is short."""
+    from tf_hips.strategies.withheld import may_overflow
+
+    for text in ("bf16", "terngrad(bitwidth=2)", "onebit", "fp32"):
+        assert may_overflow(parse(f"momentum({text})")) == may_overflow(parse(text)), text
+    assert may_overflow(momentum("bf16"))

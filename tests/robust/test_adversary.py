@@ -219,3 +219,15 @@ def test_a_lone_mimic_has_no_more_rows_than_it_has_seen() -> None:
     sent = [lone.sent(own, step) for step, own in enumerate(seen)]
     for one, copied in zip(sent, (0, 1, 2, 2), strict=True):
         np.testing.assert_array_equal(one, seen[copied])
+
+
+def test_a_lone_mimic_of_no_row_in_particular_takes_the_farthest_of_its_own() -> None:
+    lone, other = (
+        Adversary(attack, 1, seed=3).alone(Adversary(attack, 1, seed=3).liars(N)[0], N)
+        for attack in (attacks.mimic(), attacks.mimic(-1))
+    )
+    seen = [rows(step)[0] for step in range(12)]
+    sent = [(lone.sent(own, step), other.sent(own, step)) for step, own in enumerate(seen)]
+    for one, farthest in sent:
+        np.testing.assert_array_equal(one, farthest)
+    assert len({one.tobytes() for one, _ in sent}) > 2  # not the oldest of its rows for ever

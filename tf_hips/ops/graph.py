@@ -157,7 +157,7 @@ def merge_encode(
     """Merges the rows of `packets` (uint8 [W, B]) and encodes the sum again.
 
     With error feedback both happen chunk by chunk in one op, and `kept` is the residual, float32
-    [num_elements]. Codecs with state encode no sums: a momentum would be applied twice.
+    [num_elements]. What has momentum or state encodes no sums: it would be applied twice.
     `recode_sum` takes any compressor. Of a warm-up the stage of `step` does both.
 
     Returns:
@@ -303,6 +303,6 @@ def _stage(compressor: Compressor, step: Tensor | int) -> Compressor:
 def _check_kept(compressor: Compressor, kept: Tensor | None) -> None:
     if compressor.has_state != (kept is not None):
         raise ValueError(
-            "`kept` must be given if and only if the compressor has error feedback or state. "
+            "`kept` must be given if and only if the compressor has error feedback, momentum or state. "
             f"Received: {compressor.text}, kept={'None' if kept is None else 'a tensor'}"
         )

@@ -2,7 +2,9 @@
 """How often a rule that chooses rows has chosen each peer's, from the events `rows_chosen`.
 
 Such an event has the `sites` that were chosen, and all it has chosen `among`. Servers that share a
-model, and one that was killed and goes on, may tell of one round twice: it counts once.
+model, and one that was killed and goes on, may tell of one round twice: it counts once. Ranks tell
+of a step once for each list of gradients: all of these count, and those of steps that are made
+again after a restart.
 """
 
 import dataclasses
@@ -35,7 +37,7 @@ class Share:
 
 
 def shares(events: Iterable[Event]) -> tuple[Share, ...]:
-    """Of one run, those of one process together, who was chosen most often first."""
+    """Of one run: process by process, of each first who was chosen most often."""
     seen: set[tuple[str, Any]] = set()
     counts: dict[tuple[str, str], list[int]] = {}
     for number, event in enumerate(events):

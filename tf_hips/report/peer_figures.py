@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Figures of peers: refused or outvoted, how often and in which rounds; chosen, in which share.
 
-Rows are peers, those with the most marks first, or the largest share; a kind of mark has one colour
-in both figures.
+Rows are peers, those with the most marks first, or, server by server, with the largest share; a
+kind of mark has one colour in both figures.
 """
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tf_hips.report import canvas, peers
+from tf_hips.report.choices import Share
 from tf_hips.report.peers import Mark
 from tf_hips.report.runs import Run
 
@@ -76,8 +77,13 @@ def _chosen(runs: Sequence[Run]) -> "dict[str, Figure]":
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
     note = f"; {left_out} between them are not shown" if left_out else ""
     axes.set_xlabel(f"share of the rounds in which it had a row{note}")
-    _name_rows(axes, [(run, one.peer) for run, one in rows])
+    _name_rows(axes, [(run, _shown(run, one)) for run, one in rows])
     return {"chosen": drawn}
+
+
+def _shown(run: Run, one: Share) -> str:
+    """The peer, and who has chosen where several have: servers of a tree."""
+    return one.peer if len({other.by for other in run.shares}) == 1 else f"{one.peer}, at {one.by}"
 
 
 def _counts(rows: _Rows, known: Sequence[str], note: str) -> "Figure":

@@ -264,7 +264,9 @@ class Lone:
         known = list(self._rows) or [own]
         attack = self._attack
         if attack.name == "mimic":  # of rows that it does not have yet its last one
-            attack = attacks.mimic(min(int(attack["target"]), len(known) - 1))
+            # It has no other worker's row to keep to: of its own the farthest, as of no fixed one.
+            target = int(attack["target"]) or -1
+            attack = attacks.mimic(min(target, len(known) - 1))
         lie = attack(known, 1, own=[own], before=before, seed=seed % 2**63, step=step)
         return np.asarray(lie[0])
 

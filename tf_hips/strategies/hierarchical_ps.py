@@ -142,8 +142,8 @@ class HierarchicalPS(ConnectedStrategy):
             topology: which way packets take inside the party; see `CompressedRing`.
             comp_threshold: gradients of fewer elements are summed exactly inside the party.
             rule: what the server makes of gradients, a text such as "adam(learning_rate=0.001)"
-                (docs/rules.md), `tf_hips.robust.krum(f=1)`, `tf_hips.robust.sketched(krum(f=1))` or
-                a `tf_hips.robust.detox.Detox` (docs/robustness.md); None takes what the
+                (docs/rules.md), `tf_hips.robust.multi_krum(f=1)`, `tf_hips.robust.sketched(...)` of
+                one, or a `tf_hips.robust.detox.Detox` (docs/robustness.md); None takes what the
                 configuration or the server says, else the mean over all workers. Rules with an
                 optimizer make the steps themselves, and want
                 keras.optimizers.SGD(learning_rate=1.0) here.

@@ -56,7 +56,8 @@ def _check_momentum(strategy: "PartyStrategy", level: str) -> None:
     codecs = strategy._codecs()
     if strategy.has_server and level == PARTY:
         # What is summed in the party are the gradients of each step.
-        codecs = {name: codecs.get(name) for name in ("compression",)}
+        name = "compression" if strategy.above is None else "local_compression"
+        codecs = {name: codecs.get("compression")}
     for name, codec in codecs.items():
         if codec is not None and codec.has_momentum:
             raise ConfigError(
