@@ -16,6 +16,7 @@ from tests.support.eventually import eventually
 from tf_hips.errors import ProtocolError
 from tf_hips.ps.robust.asked import ASK_S, ASK_TIMES, MOST_TIMES
 from tf_hips.ps.robust.ballots import digest_of
+from tf_hips.ps.robust.choices import Choices
 from tf_hips.ps.robust.election import Electing
 from tf_hips.ps.robust.rejections import Rejections
 from tf_hips.ps.robust.voted import VotingStore
@@ -254,7 +255,8 @@ def test_who_sends_a_byte_now_and_then_does_not_hold_up_a_quorum(tmp_path: Path)
 
 
 def test_a_child_may_not_say_for_ever_that_it_is_another() -> None:
-    electing = Electing(("a", "b"), Rejections(("a", "b")))
+    sites = ("a", "b")
+    electing = Electing(sites, Rejections(sites), Choices(sites))
     for number in range(64):
         electing.check_replica(1, {"machine": str(number)})
         electing.hear(1, {"machine": str(number)})
