@@ -294,9 +294,12 @@ def _check_outputs(options: argparse.Namespace) -> None:
     }
     seen: dict[str, str] = {}
     for option, name in given.items():
-        if name is None or name.startswith("/dev/"):
+        if name is None:
             continue
-        other = seen.setdefault(os.path.realpath(name), option)
+        path = os.path.realpath(name)
+        if os.path.exists(path) and not os.path.isfile(path):  # a pipe, /dev/null
+            continue
+        other = seen.setdefault(path, option)
         if other != option:
             raise CommandError(f"`{other}` and `{option}` must be two files. Received: {name}")
 

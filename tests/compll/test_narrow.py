@@ -104,6 +104,7 @@ OF_BITS = {
 }
 
 
+@pytest.mark.timeout(180)  # one large compilation
 def test_what_is_around_numbers_of_32_bits_has_64():
     maps, names = [], []
     for lets, texts in OF_BITS.items():

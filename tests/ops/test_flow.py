@@ -103,20 +103,27 @@ def test_what_follows_a_yield_follows():
 def test_a_yield_at_the_limit_of_threads_only_loses_the_order():
     """No thread could be made for what is yielded, and the process went down."""
     program = """
-import os, resource
+import os, resource, threading
 import tensorflow as tf
 from tf_hips.ops import library
 ops = library.ops(tf)
 tf.constant(1.0) + 1.0  # TensorFlow makes its threads
-if os.geteuid() == 0:  # for whom there is no limit
-    os.setuid(54321)
-resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+try:
+    if os.geteuid() == 0:  # for whom there is no limit
+        os.setuid(54321)
+    resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+    threading.Thread(target=int).start()
+except (OSError, RuntimeError) as error:
+    print(type(error).__name__)
 print([float(ops.tf_hips_yield(value=tf.constant(one))) for one in (2.0, 3.0)])
 """
     result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=50
     )
-    assert (result.returncode, result.stdout) == (0, "[2.0, 3.0]\n"), result.stderr[-2000:]
+    limited, _, values = result.stdout.partition("\n")
+    if result.returncode == 0 and limited != "RuntimeError":
+        pytest.skip("this system does not limit threads")
+    assert (result.returncode, values) == (0, "[2.0, 3.0]\n"), result.stderr[-2000:]
 
 
 def test_opaque_passes_gradients_on():
