@@ -296,10 +296,10 @@ def _check_outputs(options: argparse.Namespace) -> None:
     for option, name in given.items():
         if name is None:
             continue
-        path = os.path.realpath(name)
-        if os.path.exists(path) and not os.path.isfile(path):  # a pipe, /dev/null
+        path = Path(os.path.realpath(name))
+        if path.exists() and not path.is_file():  # a pipe, /dev/null
             continue
-        other = seen.setdefault(path, option)
+        other = seen.setdefault(str(path), option)
         if other != option:
             raise CommandError(f"`{other}` and `{option}` must be two files. Received: {name}")
 

@@ -48,7 +48,7 @@ def test_machine_code_equals_the_reference(seed):
 
 
 def test_integers_in_machine_code_equal_the_reference():
-    """A seed that finds a name of 32 bits that is used as it is among numbers of 64: C++ refuses it."""
+    """A seed with a name of 32 bits among numbers of 64; used as it is, C++ does not compile it."""
     one = generate_integers(random.Random(INTEGER_SEED))
     check_cpp(compll.compile_text(one.text, "made"), sizes=(33,), values_of=VALUES[:1])
 

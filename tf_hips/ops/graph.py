@@ -303,6 +303,7 @@ def _stage(compressor: Compressor, step: Tensor | int) -> Compressor:
 def _check_kept(compressor: Compressor, kept: Tensor | None) -> None:
     if compressor.has_state != (kept is not None):
         raise ValueError(
-            "`kept` must be given if and only if the compressor has error feedback, momentum or state. "
+            "`kept` must be given if and only if the compressor has error feedback, momentum or "
+            "state. "
             f"Received: {compressor.text}, kept={'None' if kept is None else 'a tensor'}"
         )

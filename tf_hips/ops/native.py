@@ -444,7 +444,8 @@ def _checked_kept(compressor: "Compressor", kept: Floats | None, n: int) -> Floa
     """What encoding n elements keeps, checked."""
     if compressor.has_state != (kept is not None):
         raise ValueError(
-            "`kept` must be given if and only if the compressor has error feedback, momentum or state. "
+            "`kept` must be given if and only if the compressor has error feedback, momentum or "
+            "state. "
             f"Received: {compressor.text}, kept={'None' if kept is None else 'an array'}"
         )
     if kept is None:
