@@ -15,7 +15,8 @@ method, unchanged, for models and optimizers that have nothing to do with ours.
     keras.losses              divided by the number of replicas once (`losses`); so is what a
                               `keras.distillation.Distiller` makes of its losses
     keras.random              groups of workers draw different noise from equal states
-    keras.callbacks           one rank makes the folders of ModelCheckpoint
+    keras.callbacks           one rank makes the folders of ModelCheckpoint, and saves what
+                              OrbaxCheckpoint does
     gradients                 lies, where a study wants a worker that lies (`lying`)
     training steps            padded, where the launcher wants a slow worker (`slowdown`)
 """
@@ -145,6 +146,7 @@ def _install() -> None:
     _wrap(keras.distillation.Distiller, "compute_loss", _distilling)
     _wrap(keras.random.SeedGenerator, "next", _noise)
     _wrap(keras.callbacks.ModelCheckpoint, "_save_model", _checkpoint)
+    _wrap(keras.callbacks.OrbaxCheckpoint, "_save_checkpoint", _orbax_checkpoint)
     slower = slowdown.asked_for()
     if slower is not None:
         _wrap(keras.Model, "_make_function", functools.partial(slowdown.making, slower))
@@ -239,6 +241,16 @@ def _checkpoint(keras_method: Callable[..., Any], callback: Any, *args: Any, **k
         return keras_method(callback, *args, **kwargs)
     finally:
         callback.filepath = filepath
+
+
+def _orbax_checkpoint(
+    keras_method: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any
+) -> Any:
+    # Ranks that write a step into one directory spoil it for each other.
+    strategy = _of(callback.model)
+    if strategy is None or is_local() or strategy.may_write():
+        return keras_method(callback, *args, **kwargs)
+    return None
 
 
 def _building(
