@@ -12,8 +12,11 @@ method, unchanged, for models and optimizers that have nothing to do with ours.
                               clipped afterwards; rows of equal index are added in one order; a
                               loss scale overflows on all ranks or on none; slots that begin anew
                               count their steps anew
+    keras.losses              divided by the number of replicas once (`losses`); so is what a
+                              `keras.distillation.Distiller` makes of its losses
     keras.random              groups of workers draw different noise from equal states
-    keras.callbacks           one rank makes the folders of ModelCheckpoint
+    keras.callbacks           one rank makes the folders of ModelCheckpoint, and saves what
+                              OrbaxCheckpoint does
     gradients                 lies, where a study wants a worker that lies (`lying`)
     training steps            padded, where the launcher wants a slow worker (`slowdown`)
 """
@@ -34,7 +37,7 @@ from keras.src.saving import saving_lib
 
 from tf_hips import log
 from tf_hips.errors import ProtocolError
-from tf_hips.strategies import lying, slowdown
+from tf_hips.strategies import losses, lying, slowdown
 from tf_hips.strategies.slices import orderly
 
 if TYPE_CHECKING:
@@ -138,8 +141,12 @@ def _install() -> None:
     _wrap(keras.optimizers.Optimizer, "assign_add", _addition)
     _wrap(keras.optimizers.Optimizer, "assign_sub", _addition)
     _wrap(keras.optimizers.LossScaleOptimizer, "check_finite", _finiteness)
+    losses.install()
+    _wrap(keras.losses.Loss, "__call__", _loss)
+    _wrap(keras.distillation.Distiller, "compute_loss", _distilling)
     _wrap(keras.random.SeedGenerator, "next", _noise)
     _wrap(keras.callbacks.ModelCheckpoint, "_save_model", _checkpoint)
+    _wrap(keras.callbacks.OrbaxCheckpoint, "_save_checkpoint", _orbax_checkpoint)
     slower = slowdown.asked_for()
     if slower is not None:
         _wrap(keras.Model, "_make_function", functools.partial(slowdown.making, slower))
@@ -234,6 +241,16 @@ def _checkpoint(keras_method: Callable[..., Any], callback: Any, *args: Any, **k
         return keras_method(callback, *args, **kwargs)
     finally:
         callback.filepath = filepath
+
+
+def _orbax_checkpoint(
+    keras_method: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any
+) -> Any:
+    # Ranks that write a step into one directory spoil it for each other.
+    strategy = _of(callback.model)
+    if strategy is None or is_local() or strategy.may_write():
+        return keras_method(callback, *args, **kwargs)
+    return None
 
 
 def _building(
@@ -353,6 +370,21 @@ def _finiteness(keras_method: Callable[..., Any], optimizer: Any, gradients: Any
     is_finite = keras_method(optimizer, gradients)
     strategy = _at_work()
     return is_finite if strategy is None else strategy._reduce_finite(is_finite)
+
+
+def _loss(keras_method: Callable[..., Any], loss: Any, *args: Any, **kwargs: Any) -> Any:
+    is_ours = ours(tf.distribute.get_strategy()) is not None
+    if not is_ours or loss.reduction not in losses.MEANS:
+        return keras_method(loss, *args, **kwargs)
+    return losses.divided(keras_method, loss, *args, **kwargs)
+
+
+def _distilling(keras_method: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    # It calls losses itself: objects, which Keras divides, and functions (those given as strings),
+    # which it does not; and tells its trackers what they return.
+    if ours(tf.distribute.get_strategy()) is None:
+        return keras_method(model, *args, **kwargs)
+    return losses.divided(keras_method, model, *args, **kwargs)
 
 
 def _noise(keras_method: Callable[..., Any], generator: Any, *args: Any, **kwargs: Any) -> Any:

@@ -7,7 +7,9 @@ import types
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
+from keras.src.callbacks import orbax_checkpoint as orbax_checkpoint_of_keras
 
 from tests.strategies.features import feature
 from tests.strategies.features.job import BATCH, Job, close
@@ -88,6 +90,56 @@ def model_checkpoint(job: Job):
     assert _weights(loaded) == seen.weights[-1]
     loaded.load_weights(best / "best.weights.h5")
     assert _weights(loaded) == seen.weights[lowest]
+
+
+class _Orbax:
+    """As much of Orbax, which is no part of Keras, as Keras asks for; writes a step once only."""
+
+    def __init__(self, folder=None):
+        self.folder = folder
+
+    def __getattr__(self, name):
+        return self  # modules, policies
+
+    def __call__(self, *args, directory=None, **options):
+        return self if directory is None else _Orbax(directory)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        return None
+
+    def save_checkpointables(self, step, payload):
+        assert "pytree" in payload
+        self.folder.mkdir(exist_ok=True)
+        (self.folder / str(step)).mkdir()
+
+
+@feature()
+def orbax_checkpoint(job: Job):
+    rows = job.shard(linear(job, 2))
+    model = job.make(_build())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(orbax_checkpoint_of_keras, "ocp", _Orbax())
+        each, best = (
+            _CALLBACKS.OrbaxCheckpoint(
+                job.folder / name,
+                "val_loss",
+                save_best_only=name == "best",
+                save_on_background=False,
+            )
+            for name in ("each", "best")
+        )
+        history = job.equal(
+            _fit(model, rows, [Turning(), each, best], validation_data=rows).history
+        )
+    job.equal(float(best.best))
+    job.gather(None)
+    falls = np.flatnonzero(np.minimum.accumulate(history["val_loss"]) == history["val_loss"])
+    assert sorted(one.name for one in (job.folder / "each").iterdir()) == ["0", "1", "2"]
+    assert sorted(one.name for one in (job.folder / "best").iterdir()) == [str(n) for n in falls]
+    job.assert_replicas(model)
 
 
 @feature()

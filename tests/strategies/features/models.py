@@ -270,6 +270,56 @@ def regularizers(job: Job):
     compare(job, build, linear(job))
 
 
+def _mean_error(expected, told):
+    return keras.ops.mean((expected - told) ** 2)
+
+
+class OfLosses(keras.losses.Loss):
+    """A loss made of others: one of Keras' and a number."""
+
+    def call(self, expected, told):
+        return keras.losses.MeanAbsoluteError()(expected, told) + _mean_error(expected, told)
+
+
+@feature()
+def losses_of_one_number(job: Job):
+    def build():
+        inputs = keras.Input((6,))
+        heads = {name: keras.layers.Dense(3, "sigmoid", name=name) for name in ("a", "b", "c")}
+        model = keras.Model(inputs, {name: head(inputs) for name, head in heads.items()})
+        chosen = {"a": keras.losses.Dice(), "b": _mean_error, "c": OfLosses()}
+        model.compile(descent(0.05), chosen, loss_weights={"a": 0.5, "b": 1.0, "c": 2.0})
+        return model
+
+    # All ranks have the same rows: the Dice of joined rows is not the mean of each rank's.
+    steps = [
+        array.reshape(-1, 1, BATCH, array.shape[-1]).repeat(job.size, axis=1)
+        for array in training.data(3 * BATCH)
+    ]
+    x, y = (array.reshape(-1, array.shape[-1]) for array in steps)
+    y = (y > 0).astype(np.float32)
+    compare(job, build, [x, {"a": y, "b": y, "c": y}])
+
+
+@feature()
+def distillation(job: Job):
+    """A student's loss is a function, as it is named; that of the logits is an object."""
+
+    def build():
+        teacher, student = (
+            keras.Sequential(
+                [keras.Input((6,)), keras.layers.Dense(n, "tanh"), keras.layers.Dense(3)]
+            )
+            for n in (8, 4)
+        )
+        soft = keras.distillation.LogitsDistillation(loss=keras.losses.KLDivergence())
+        model = keras.distillation.Distiller(teacher, student, soft)
+        model.compile(descent(0.02), loss="mse")
+        return model
+
+    compare(job, build, linear(job, 3))
+
+
 @feature()
 def frozen_layers_keep_their_bits(job: Job):
     def build():
