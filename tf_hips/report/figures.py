@@ -87,7 +87,7 @@ def _accuracy(
 ) -> "Figure":
     from matplotlib.ticker import PercentFormatter
 
-    drawn, axes = canvas.figure(title, _HEIGHT + 0.22 * max(0, len(runs) + len(singles) - 3))
+    drawn, axes = canvas.figure(title, _HEIGHT)
     longest = max(run.points[-1][0] for run in (*runs, *singles))
     unit, divisor = ("min", 60.0) if longest > _MINUTES_FROM_S else ("s", 1.0)
     for run in (*runs, *singles):
@@ -110,7 +110,7 @@ def _accuracy(
     axes.set_xlabel(f"time since training began [{unit}]")
     axes.set_ylabel("test accuracy")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    canvas.legend(axes, [one.label for one in (*runs, *singles)])
+    canvas.legend(axes)
     return drawn
 
 
@@ -132,13 +132,11 @@ def _bars(
         color=[colours[run.label] for run, _ in values],
     )
     axes.bar_label(bars, [text(one) for one in numbers], padding=5, color=canvas.INK)
-    axes.set_yticks(range(len(values)), [_wrapped(run.label) for run, _ in values])
-    axes.invert_yaxis()
+    canvas.name_rows(axes, [run.label for run, _ in values])
     axes.set_xlim(0, (max(numbers) or 1.0) * 1.2)
     axes.set_xlabel(label)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
     axes.locator_params(axis="x", nbins=6)
-    axes.grid(visible=False, axis="y")
     return drawn
 
 
@@ -166,19 +164,17 @@ def _shares(runs: Sequence[Run]) -> "Figure":
         texts = [f"{share:.0%}" if share >= 0.08 else "" for share in shares]
         axes.bar_label(bars, texts, label_type="center", color="white")
     names = [f"{run.label}\n{worker.name}" for run, worker in rows]
-    axes.set_yticks(places, names if len(runs) > 1 else [worker.name for _, worker in rows])
-    axes.invert_yaxis()
+    canvas.name_rows(axes, names if len(runs) > 1 else [worker.name for _, worker in rows])
     axes.set_xlim(0, 1)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.set_xlabel("share of training time; communication is waiting for other parties")
-    axes.grid(visible=False, axis="y")
-    canvas.legend(axes, ["computing", "communication"])
+    canvas.legend(axes)
     return drawn
 
 
 def _local_steps(runs: Sequence[Run]) -> "Figure":
     rows = [(run, worker) for run in runs for worker in run.workers if worker.local_steps]
-    drawn, axes = canvas.figure("Local steps per round", _HEIGHT + 0.22 * max(0, len(rows) - 3))
+    drawn, axes = canvas.figure("Local steps per round", _HEIGHT)
     for index, (run, worker) in enumerate(rows):
         name = f"{run.label}, {worker.name}" if len(runs) > 1 else worker.name
         axes.plot(
@@ -196,16 +192,8 @@ def _local_steps(runs: Sequence[Run]) -> "Figure":
     axes.set_ylabel("steps of a worker")
     axes.set_ylim(bottom=0)
     axes.locator_params(axis="both", integer=True)
-    canvas.legend(axes, [f"{run.label}, {worker.name}" for run, worker in rows])
+    canvas.legend(axes)
     return drawn
-
-
-def _wrapped(label: str) -> str:
-    """A label in two lines where it is long."""
-    if len(label) <= canvas.SHORT_LABEL:
-        return label
-    head, comma, tail = label.partition(", ")
-    return f"{head},\n{tail}" if comma else label
 
 
 def _plain(value: float) -> str:

@@ -102,7 +102,7 @@ def _counts(rows: _Rows, known: Sequence[str], note: str) -> "Figure":
     axes.set_xlim(0, max(ends) * 1.15)
     axes.set_xlabel(f"times{note}")
     axes.locator_params(axis="x", integer=True)
-    _finish(axes, rows, known)
+    _finish(axes, rows)
     return drawn
 
 
@@ -132,22 +132,19 @@ def _rounds(rows: _Rows, known: Sequence[str], note: str) -> "Figure":
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlabel(f"round{note}")
     axes.locator_params(axis="x", integer=True)
-    _finish(axes, rows, known)
+    _finish(axes, rows)
     return drawn
 
 
-def _finish(axes: Any, rows: _Rows, known: Sequence[str]) -> None:
+def _finish(axes: Any, rows: _Rows) -> None:
     _name_rows(axes, [(run, peer) for run, peer, _ in rows])
-    canvas.legend(axes, known)
+    canvas.legend(axes)
 
 
 def _name_rows(axes: Any, rows: Sequence[tuple[Run, str]]) -> None:
     is_one = len({run.label for run, _ in rows}) == 1
     texts = [peer if is_one else f"{run.label}\n{peer}" for run, peer in rows]
-    axes.set_yticks(range(len(rows)), texts)
-    if not axes.yaxis_inverted():
-        axes.invert_yaxis()
-    axes.grid(visible=False, axis="y")
+    canvas.name_rows(axes, texts)
 
 
 def _place(kind: str) -> int:
