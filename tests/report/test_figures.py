@@ -67,3 +67,34 @@ def test_a_long_text_keeps_its_ends():
     assert len(lines) == 4
     assert max(map(len, lines)) == 10
     assert lines[0].startswith("first") and lines[1].endswith("…") and lines[-1].endswith("last")
+
+
+def test_runs_of_one_name_are_told_apart_by_their_paths(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        write_events(tmp_path / name / "logs", trained())
+    found = runs.read_all(["a/logs", "b/logs"])
+    assert [run.label for run in found] == ["sync, a/logs", "sync, b/logs"]
+    bars = figures.draw(found)["throughput"].axes[0].patches
+    assert len({bar.get_facecolor() for bar in bars}) == 2
+    # The same place twice.
+    found = runs.read_all(["a/logs", "b/logs", tmp_path / "a/logs"])
+    assert [run.label for run in found] == ["sync, a/logs (1)", "sync, b/logs", "sync, a/logs (2)"]
+    # Scripts that say nothing of themselves are called as their folders.
+    for name in ("a", "b"):
+        events = [one for one in trained() if one["event"] != "setup"]
+        write_events(tmp_path / "scripts" / name / "logs", events)
+    found = runs.read_all(["scripts/a/logs", "scripts/b/logs", "scripts/a/logs"])
+    assert [run.label for run in found] == ["a/logs (1)", "b/logs", "a/logs (2)"]
+    monkeypatch.chdir("scripts/a/logs")
+    assert [run.label for run in runs.read_all(["."])] == ["logs"]
+    assert [run.label for run in runs.read_all([".", "../../b/logs"])] == ["a/logs", "b/logs"]
+
+
+def test_no_two_runs_of_many_are_drawn_alike(tmp_path):
+    [run] = runs.read(write_events(tmp_path / "a", trained()))
+    one = single(tmp_path / "b")
+    found = [run] * 9 + [one] * 9  # equal in all but their place
+    lines = figures.draw(found)["accuracy-iid"].axes[0].get_lines()
+    drawn = {(line.get_color(), str(line._dash_pattern)) for line in lines}
+    assert len(drawn) == len(lines) == 18

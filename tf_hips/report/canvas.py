@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 INK, _GRID = "#222222", "#e6e6e6"
 # Apart from each other for the colour-blind, too (Okabe and Ito, 2008), without the yellow.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#666666")
+# By which lines of one colour are told apart.
+_LINES = ("-", "--", "-.")
 _WIDTH, BAR_HEIGHT = 8.0, 0.42
 _LINE_HEIGHT = 0.2  # of text, inches; two lines have room beside a bar
 _MAX_LEGEND_COLUMN = 3
@@ -31,6 +33,16 @@ def figure(title: str, height: float) -> "tuple[Figure, Any]":
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(colors=INK, which="both")
     return drawn, axes
+
+
+def colour(index: int) -> str:
+    """Of the run or line with this number; they repeat."""
+    return COLOURS[index % len(COLOURS)]
+
+
+def line(index: int, kinds: Sequence[Any] = _LINES) -> Any:
+    """The kind of line with that number: another one where colours repeat."""
+    return kinds[index // len(COLOURS) % len(kinds)]
 
 
 def legend(axes: Any) -> None:

@@ -173,7 +173,8 @@ def _holds_a_run(folder: Path) -> bool:
 def read_all(paths: Sequence[str | Path]) -> list[Run]:
     """Runs of several places, with labels that tell them apart.
 
-    What all have in common, network and data set, is left out; runs of one label get their places.
+    What all have in common, network and data set, is left out; runs of one label get
+    their places, as much of the path as tells them apart.
 
     Raises:
         ConfigError: as for `read`.
@@ -184,17 +185,41 @@ def read_all(paths: Sequence[str | Path]) -> list[Run]:
             dataclasses.replace(run, label=f"{run.label}, {run.subject}") if run.subject else run
             for run in found
         ]
-    labels = [run.label for run in found]
+    places = _places(found)
     return [
-        dataclasses.replace(run, label=f"{run.label}, {_short(run.source)}")
-        if labels.count(run.label) > 1
-        else run
-        for run in found
+        dataclasses.replace(run, label=_with_place(run, place)) if place else run
+        for run, place in zip(found, places, strict=True)
     ]
 
 
-def _short(source: str) -> str:
-    return Path(source).name or source
+def _places(found: Sequence[Run]) -> list[str]:
+    """Of each run what tells it from others of its label, the end of its path; else nothing.
+
+    Runs of one place have numbers.
+    """
+    parts = [Path(run.source).resolve().parts for run in found]
+    labels = [run.label for run in found]
+    places = []
+    for number, label in enumerate(labels):
+        alike = [other for other, one in enumerate(labels) if one == label]
+        if len(alike) == 1:
+            places.append("")
+            continue
+        paths = {parts[other] for other in alike}
+        depth = 1
+        while len({path[-depth:] for path in paths}) < len(paths):
+            depth += 1
+        place = "/".join(parts[number][-depth:])
+        same = [other for other in alike if parts[other] == parts[number]]
+        places.append(f"{place} ({same.index(number) + 1})" if len(same) > 1 else place)
+    return places
+
+
+def _with_place(run: Run, place: str) -> str:
+    # What has no name of its own is called as its folder, which the place ends with.
+    source = Path(run.source)
+    is_place = run.label in (source.name, source.resolve().name)
+    return place if is_place else f"{run.label}, {place}"
 
 
 def from_events(events: Sequence[Event], source: Path) -> Run:
@@ -225,7 +250,7 @@ def from_events(events: Sequence[Event], source: Path) -> Run:
         traffic = None
     facts = setup or {}
     return Run(
-        label=_label(facts) or source.name,
+        label=_label(facts) or source.name or source.resolve().name,
         subject=f"{facts['network']} on {facts['dataset']}" if facts else "",
         mode=str(facts.get("mode", "")),
         split=str(facts.get("split", "iid")),
