@@ -133,6 +133,22 @@ def test_events_of_scripts_give_shares_from_rounds(tmp_path):
     assert run.samples_per_s is None
 
 
+def test_workers_count_that_have_no_log_of_their_own(tmp_path):
+    # A script of 2 parties of 2 workers each, of which rank 0 has events.
+    events = [one for one in trained() if one["event"] != "setup"]
+    [run] = runs.read(write_events(tmp_path / "told-by-none", events))
+    assert runs.facts(run)["workers"] == 2
+    joined = [event(10 + n, "joined", "west", workers=[2] * (n + 1)) for n in range(2)]
+    odd = [event(12, "joined", "west", workers="of its own"), event(13, "joined", "west")]
+    [run] = runs.read(write_events(tmp_path / "script", [*joined, *odd, *events]))
+    assert (runs.facts(run)["workers"], len(run.workers)) == (4, 2)
+    assert page.table([run])[1][1] == "4"
+    # A trainer says it itself.
+    simulated = [one | {"workers": 5} for one in trained("simulated", sites=("local",))]
+    [run] = runs.read(write_events(tmp_path / "trainer", simulated))
+    assert (runs.facts(run)["workers"], run.is_single) == (5, True)
+
+
 def test_local_steps_are_found_in_any_event(tmp_path):
     events = trained() + [event(20 + n, "assigned", local_steps=n + 1) for n in range(3)]
     [run] = runs.read(write_events(tmp_path / "one", events))

@@ -3,7 +3,8 @@
 
 Read here are, beside what `rounds` reads, the events of trainers: `setup` (`mode`, `network`,
 `dataset`, `split`, `workers`, `device`), `epoch` (`step`, `steps`, `samples`, `seconds`,
-`rounds_s`, `test_accuracy`), and `local_steps` of any event of a worker.
+`rounds_s`, `test_accuracy`), `joined` (`workers` of each party), and `local_steps` of any event of
+a worker.
 
 Nothing is computed that was not measured: bytes come from sockets or are not there.
 """
@@ -59,7 +60,8 @@ class Run:
         mode: how workers trained together; empty where logs do not say.
         split: how rows were dealt out; `iid` where logs do not say.
         points: (seconds since training began, test accuracy).
-        workers: all of them, in the order of their names.
+        workers: those that have told something, in the order of their names.
+        num_workers: how many trained, also those without a log or played by another's process.
         seconds: from the beginning to the last test.
         slow_bytes: bytes on all uplink sockets, both ways; None: not measured.
         dense_bytes: what gradients in fp32 would have taken, with local steps those of each step;
@@ -76,6 +78,7 @@ class Run:
     split: str
     points: tuple[tuple[float, float], ...]
     workers: tuple[Worker, ...]
+    num_workers: int
     seconds: float
     slow_bytes: int | None
     dense_bytes: int | None
@@ -256,6 +259,7 @@ def from_events(events: Sequence[Event], source: Path) -> Run:
         split=str(facts.get("split", "iid")),
         points=points,
         workers=workers,
+        num_workers=_num_workers(events, facts) or len(workers),
         seconds=points[-1][0] if points else (events[-1]["time_us"] - begin) / 1e6,
         slow_bytes=None if traffic is None else traffic.measured[-1],
         dense_bytes=None if traffic is None else _dense(events, workers) or traffic.dense[-1],
@@ -264,6 +268,16 @@ def from_events(events: Sequence[Event], source: Path) -> Run:
         marks=peers.marks(of_all),
         shares=choices.shares(of_all),
     )
+
+
+def _num_workers(events: Sequence[Event], setup: Event) -> int:
+    """As a trainer or, of a script, the server has said it last; 0: neither."""
+    told = [setup.get("workers"), *(e.get("workers") for e in events if e["event"] == "joined")]
+    if isinstance(told[0], int):
+        return told[0]
+    # Of each party; a script may have events of its own that are called so.
+    parties = next((one for one in reversed(told) if isinstance(one, list)), [])
+    return sum(one for one in parties if isinstance(one, int))
 
 
 def _dense(events: Sequence[Event], workers: Sequence[Worker]) -> int:
@@ -355,6 +369,7 @@ def from_summary(summary: trees.Summary, path: Path) -> Run:
         split="iid" if is_iid else "class",
         points=points,
         workers=tuple(workers),
+        num_workers=len(workers),
         seconds=seconds,
         slow_bytes=None,
         dense_bytes=None,
@@ -388,7 +403,7 @@ def facts(run: Run) -> dict[str, Any]:
         "subject": run.subject,
         "mode": run.mode,
         "split": run.split,
-        "workers": len(run.workers),
+        "workers": run.num_workers,
         "accuracy": run.accuracy,
         "best_accuracy": max((one for _, one in run.points), default=None),
         "seconds": run.seconds,
