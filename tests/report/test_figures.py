@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from tests.report.test_runs import trained, write_events
+from tests.report.test_runs import trained, write_events, write_tree
 from tf_hips.report import canvas, figures, peer_figures, runs
 from tf_hips.report.peers import Mark
 
@@ -98,3 +98,31 @@ def test_no_two_runs_of_many_are_drawn_alike(tmp_path):
     lines = figures.draw(found)["accuracy-iid"].axes[0].get_lines()
     drawn = {(line.get_color(), str(line._dash_pattern)) for line in lines}
     assert len(drawn) == len(lines) == 18
+
+
+def test_a_run_of_one_process_is_drawn_beside_those_of_its_split(tmp_path):
+    def made(mode, split, sites=("local",)):
+        name = f"{mode}, {split}"
+        [run] = runs.read(write_events(tmp_path / name, trained(mode, split, sites)))
+        return dataclasses.replace(run, label=name)
+
+    def drawn(*found):
+        figures_ = figures.draw(found)
+        return {
+            name: [line.get_label().removesuffix(" (one device)") for line in figure.axes[0].lines]
+            for name, figure in figures_.items()
+            if name.startswith("accuracy")
+        }
+
+    local, iid = made("local", "iid"), made("simulated", "iid")
+    niid, parties = made("simulated", "class"), made("sync", "iid", ("west", "east"))
+    assert drawn(local, iid, niid, parties) == {
+        "accuracy-iid": ["sync, iid", "local, iid", "simulated, iid"],
+        "accuracy-non-iid": ["local, iid", "simulated, class"],
+    }
+    assert drawn(niid) == {"accuracy-non-iid": ["simulated, class"]}
+    assert drawn(local) == {"accuracy-iid": ["local, iid"]}
+    # ESync's name of it.
+    write_tree(tmp_path / "Standalone/host/cpu")
+    [standalone] = runs.read(tmp_path / "Standalone")
+    assert drawn(standalone, niid)["accuracy-non-iid"] == ["Standalone", "simulated, class"]

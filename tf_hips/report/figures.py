@@ -32,23 +32,7 @@ def draw(runs: Sequence[Run]) -> dict[str, "Figure"]:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
         raise ConfigError("Figures need matplotlib: pip install 'tf_hips[plots]'") from error
-    tested = [(index, run) for index, run in enumerate(runs) if run.points]
-    singles = [one for one in tested if one[1].is_single]
-    others = [one for one in tested if not one[1].is_single]
-    found: dict[str, Figure] = {}
-    subject = subject_of(runs)
-    of_what = f" of {subject}" if subject else ""
-    for name, kind, chosen in (
-        ("accuracy-iid", "IID data", [one for one in others if one[1].is_iid]),
-        ("accuracy-non-iid", "non-IID data", [one for one in others if not one[1].is_iid]),
-    ):
-        if chosen:
-            title = f"Test accuracy{of_what}, {kind}"
-            found[name] = _accuracy(chosen, singles, title)
-    if singles and not others:
-        title = f"Test accuracy{of_what} on one device"
-        found["accuracy-iid"] = _accuracy([], singles, title)
-    found.update(_of_bars(runs))
+    found = {**_of_accuracy(runs), **_of_bars(runs)}
     if shares := [run for run in runs if run.communication_share is not None]:
         found["time-share"] = _shares(shares)
     if counted := [run for run in runs if any(one.local_steps for one in run.workers)]:
@@ -61,6 +45,29 @@ def subject_of(runs: Sequence[Run]) -> str:
     """Network and data set, where all runs have the same; else nothing."""
     subjects = {run.subject for run in runs}
     return subjects.pop() if len(subjects) == 1 else ""
+
+
+def _of_accuracy(runs: Sequence[Run]) -> "dict[str, Figure]":
+    found: dict[str, Figure] = {}
+    tested = [(index, run) for index, run in enumerate(runs) if run.points]
+    tested.sort(key=lambda one: one[1].is_single)  # solid lines before dotted ones
+    subject = subject_of(runs)
+    of_what = f" of {subject}" if subject else ""
+    for name, kind, is_iid in (
+        ("accuracy-iid", "IID data", True),
+        ("accuracy-non-iid", "non-IID data", False),
+    ):
+        if any(run.is_iid == is_iid and not _is_alone(run) for _, run in tested):
+            chosen = [one for one in tested if one[1].is_iid == is_iid or _is_alone(one[1])]
+            found[name] = _accuracy(chosen, f"Test accuracy{of_what}, {kind}")
+    if tested and not found:
+        found["accuracy-iid"] = _accuracy(tested, f"Test accuracy{of_what} on one device")
+    return found
+
+
+def _is_alone(run: Run) -> bool:
+    """Whether it has all rows, so that runs of both kinds of data are compared with it."""
+    return run.is_single and run.mode == "local"
 
 
 def _of_bars(runs: Sequence[Run]) -> "dict[str, Figure]":
@@ -82,13 +89,13 @@ def _of_bars(runs: Sequence[Run]) -> "dict[str, Figure]":
     return found
 
 
-def _accuracy(others: Sequence[_Numbered], singles: Sequence[_Numbered], title: str) -> "Figure":
+def _accuracy(tested: Sequence[_Numbered], title: str) -> "Figure":
     from matplotlib.ticker import PercentFormatter
 
     drawn, axes = canvas.figure(title, _HEIGHT)
-    longest = max(run.points[-1][0] for _, run in (*others, *singles))
+    longest = max(run.points[-1][0] for _, run in tested)
     unit, divisor = ("min", 60.0) if longest > _MINUTES_FROM_S else ("s", 1.0)
-    for index, run in (*others, *singles):
+    for index, run in tested:
         times = [second / divisor for second, _ in run.points]
         values = [accuracy for _, accuracy in run.points]
         axes.plot(
@@ -101,7 +108,7 @@ def _accuracy(others: Sequence[_Numbered], singles: Sequence[_Numbered], title: 
             markersize=3.5,
             label=f"{run.label} (one device)" if run.is_single else run.label,
         )
-    lowest = min(accuracy for _, run in (*others, *singles) for _, accuracy in run.points)
+    lowest = min(accuracy for _, run in tested for _, accuracy in run.points)
     axes.set_ylim(max(0.0, lowest - 0.05), 1.01)
     axes.set_xlim(left=0.0)
     axes.set_xlabel(f"time since training began [{unit}]")

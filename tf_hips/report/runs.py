@@ -329,6 +329,7 @@ def from_summary(summary: trees.Summary, path: Path) -> Run:
     plainly = name.lower()
     is_iid = not plainly.endswith(("-niid", "-non-iid"))
     mode = plainly.removesuffix("-niid").removesuffix("-non-iid")
+    modes = {text: one for one, file in trees.SUMMARIES.items() for text in (one, file.lower())}
     workers = []
     points: tuple[tuple[float, float], ...] = ()
     seconds = 0.0
@@ -365,7 +366,7 @@ def from_summary(summary: trees.Summary, path: Path) -> Run:
     return Run(
         label=name,
         subject="",
-        mode=mode if mode in trees.SUMMARIES else "",
+        mode=modes.get(mode, ""),
         split="iid" if is_iid else "class",
         points=points,
         workers=tuple(workers),
