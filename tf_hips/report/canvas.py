@@ -41,7 +41,7 @@ def colour(index: int) -> str:
 
 
 def line(index: int, kinds: Sequence[Any] = _LINES) -> Any:
-    """The kind of line with that number: another one where colours repeat."""
+    """The kind of line, or of what else, with that number: another one where colours repeat."""
     return kinds[index // len(COLOURS) % len(kinds)]
 
 

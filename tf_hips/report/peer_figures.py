@@ -2,7 +2,7 @@
 """Figures of peers: refused or outvoted, how often and in which rounds; chosen, in which share.
 
 Rows are peers, those with the most marks first, or the largest share; a kind of mark has one colour
-in both figures.
+in both figures; where two have the same, one is hatched and has crosses.
 """
 
 from collections.abc import Sequence
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MAX_ROWS = 30
+# By which kinds of one colour are told apart.
+_HATCHES, _MARKERS, _MARKER_SIZES = ("", "///"), ("|", "x"), (11, 6)
 _Rows = list[tuple[Run, str, list[Mark]]]
 
 
@@ -87,7 +89,15 @@ def _counts(rows: _Rows, known: Sequence[str], note: str) -> "Figure":
     for kind in known:
         counts = [sum(mark.kind == kind for mark in marks) for *_, marks in rows]
         axes.barh(
-            places, counts, left=ends, height=0.62, color=canvas.COLOURS[_place(kind)], label=kind
+            places,
+            counts,
+            left=ends,
+            height=0.62,
+            color=canvas.colour(_place(kind)),
+            hatch=canvas.line(_place(kind), _HATCHES),
+            edgecolor="white",
+            linewidth=0,
+            label=kind,
         )
         ends = [end + count for end, count in zip(ends, counts, strict=True)]
     for place, end in zip(places, ends, strict=True):
@@ -121,10 +131,10 @@ def _rounds(rows: _Rows, known: Sequence[str], note: str) -> "Figure":
             [one for one, _ in points],
             [place for _, place in points],
             linestyle="none",
-            marker="|",
-            markersize=11,
+            marker=canvas.line(_place(kind), _MARKERS),
+            markersize=canvas.line(_place(kind), _MARKER_SIZES),
             markeredgewidth=1.6,
-            color=canvas.COLOURS[_place(kind)],
+            color=canvas.colour(_place(kind)),
             label=kind,
         )
     last = max(mark.round or 0 for run, *_ in rows for mark in run.marks)
@@ -148,5 +158,5 @@ def _name_rows(axes: Any, rows: Sequence[tuple[Run, str]]) -> None:
 
 
 def _place(kind: str) -> int:
-    """The colour of a kind, the same in every report."""
-    return peers.NAMES.index(kind) % len(canvas.COLOURS)
+    """The number of a kind, of which follows how it is drawn, the same in every report."""
+    return peers.NAMES.index(kind)
