@@ -170,7 +170,11 @@ def _shares(runs: Sequence[Run]) -> "Figure":
     canvas.name_rows(axes, names if len(runs) > 1 else [worker.name for _, worker in rows])
     axes.set_xlim(0, 1)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.set_xlabel("share of training time; communication is waiting for other parties")
+    # A summary of ESync does not say how long its tests were.
+    times = sorted({"elapsed" if worker.with_tests else "training" for _, worker in rows})
+    axes.set_xlabel(
+        f"share of {' or '.join(times)} time; communication is waiting for other parties"
+    )
     canvas.legend(axes)
     return drawn
 

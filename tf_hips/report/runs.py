@@ -41,6 +41,8 @@ class Worker:
         seconds: in training, without tests.
         communication_s: of these, in which it waited for other parties; None: not measured.
         local_steps: steps of each round; none where it was not logged.
+        with_tests: whether `seconds` are all since training began: ESync's summaries have no
+            others.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Worker:
     seconds: float
     communication_s: float | None
     local_steps: tuple[int, ...] = ()
+    with_tests: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +120,10 @@ class Run:
 
     @property
     def communication_share(self) -> float | None:
-        """Of the workers' training time, what they waited for other parties."""
+        """Of the workers' training time, what they waited for other parties.
+
+        Of a bare summary of ESync, of all time since training began.
+        """
         known = [one for one in self.workers if one.communication_s is not None and one.seconds > 0]
         if not known or self.is_single:
             return None
@@ -340,18 +346,21 @@ def from_summary(summary: trees.Summary, path: Path) -> Run:
             steps = [int(one) for one in lists.get("self_iters_list", [])]
             total = elapsed[-1] if elapsed else 0.0
             seconds = max(seconds, total)
+            computing = lists.get("compute_time_list")
+            trained = float(sum(computing) + sum(waited or ())) if computing else total
             workers.append(
                 Worker(
                     name=f"{host}/{device}",
                     samples=sum(int(one) for one in lists["num_samples_list"]),
-                    seconds=total,
-                    communication_s=min(float(sum(waited)), total)
+                    seconds=trained,
+                    communication_s=min(float(sum(waited)), trained)
                     if waited and any(waited)
                     else None,
                     # ESync counts the entry of the aggregation, too; others have that one only.
                     local_steps=tuple(one - 1 for one in steps)
                     if max(steps, default=0) > 1
                     else (),
+                    with_tests=not computing,
                 )
             )
             accuracies = lists["accuracy_list"]
