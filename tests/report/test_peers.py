@@ -56,11 +56,11 @@ def test_lines_by_hand():
         ("west", "proven to lie"): 1,
         ("east", "proven to lie"): 1,
         ("east", "asked in vain"): 1,
-        ("party `east`", "update refused"): 2,
+        ("east", "update refused"): 2,
         ("calls from 10.0.0.7", "call refused"): 2,
         ("10.0.0.7", "turned away"): 1,
     }
-    assert lines["party `east`", "update refused"].rounds == (12, 13)
+    assert lines["east", "update refused"].rounds == (12, 13)
     assert lines["worker 1", "row refused"].reason == "NaN at element 17"
     assert lines["calls from 10.0.0.7", "call refused"].reason == "too short"
     assert lines["calls from 10.0.0.7", "call refused"].rounds == ()
@@ -107,6 +107,25 @@ def test_a_party_that_differs_counts_once_for_each_thing_however_many_tell():
         assert one.reason == "the model after epoch 2: it is not that of most parties"
 
 
+def test_a_party_is_one_peer_whoever_tells_of_it():
+    events = [
+        # `strategies.withheld`, the server and a loop, whose workers are peers of their own.
+        event(20, "update_refused", number=1, who="party `party4`"),
+        of_server(21, "row_refused", child=4, child_site="party4", round=1),
+        event(22, "update_refused", number=2, who="worker 1 of party `party4`"),
+    ]
+    assert peers.names(peers.marks(events)) == ["party4", "worker 1 of party `party4`"]
+
+
+def test_no_two_kinds_are_drawn_alike(found):
+    marks = tuple(peers.Mark("west", kind, 3, "its group", "") for kind in peers.NAMES)
+    drawn = peer_figures.draw([dataclasses.replace(found[0], marks=marks)])
+    bars = drawn["peers"].axes[0].patches
+    lines = drawn["peers-rounds"].axes[0].get_lines()
+    assert len({(bar.get_facecolor(), bar.get_hatch()) for bar in bars}) == len(peers.NAMES)
+    assert len({(one.get_color(), one.get_marker()) for one in lines}) == len(peers.NAMES)
+
+
 def test_a_run_without_such_events_has_none(tmp_path):
     [run] = runs.read(write_events(tmp_path / "a", trained()))
     assert run.marks == ()
@@ -133,8 +152,8 @@ def test_both_figures_have_room_for_all_their_words(found):
         figure.canvas.draw()
         [axes] = figure.axes
         labels = [one for one in axes.get_yticklabels() if one.get_text()]
-        assert len(labels) == 8
-        assert labels[-1].get_text() == "async\nparty `w`"
+        assert len(labels) == 7
+        assert labels[-1].get_text() == "async\nw"
         legend = [one.get_text() for one in axes.get_legend().get_texts()]
         assert legend == peers.kinds([mark for run in found for mark in run.marks])
         texts = [*labels, *axes.texts, axes.xaxis.label, *axes.get_legend().get_texts()]
@@ -144,7 +163,7 @@ def test_both_figures_have_room_for_all_their_words(found):
         rows = sorted((box.y0, box.y1) for box in (one.get_window_extent() for one in labels))
         assert all(low[1] <= high[0] + 1 for low, high in itertools.pairwise(rows)), name
     counts = [one.get_text() for one in drawn["peers"].axes[0].texts]
-    assert counts == ["21", "20", "3", "2", "2", "2", "1", "1"]
+    assert counts == ["21", "20", "4", "3", "2", "1", "1"]
     ticks = sum(len(line.get_xdata()) for line in drawn["peers-rounds"].axes[0].get_lines())
     with_round = [mark for run in found for mark in run.marks if mark.round is not None]
     assert ticks == len(with_round)
@@ -165,7 +184,7 @@ def test_the_page_and_the_numbers_have_them(found, tmp_path):
     page.write(found, tmp_path, "Peers")
     text = (tmp_path / "report.html").read_text()
     assert "<h2>Peers</h2>" in text
-    assert "<td>party `east`</td><td>update refused</td><td>2</td><td>12 to 13</td>" in text
+    assert "<td>east</td><td>update refused</td><td>2</td><td>12 to 13</td>" in text
     assert '<figure id="peers">' in text
     assert '<figure id="peers-rounds">' in text
     assert (tmp_path / "peers-rounds.png").read_bytes().startswith(b"\x89PNG")

@@ -133,6 +133,22 @@ def test_events_of_scripts_give_shares_from_rounds(tmp_path):
     assert run.samples_per_s is None
 
 
+def test_workers_count_that_have_no_log_of_their_own(tmp_path):
+    # A script of 2 parties of 2 workers each, of which rank 0 has events.
+    events = [one for one in trained() if one["event"] != "setup"]
+    [run] = runs.read(write_events(tmp_path / "told-by-none", events))
+    assert runs.facts(run)["workers"] == 2
+    joined = [event(10 + n, "joined", "west", workers=[2] * (n + 1)) for n in range(2)]
+    odd = [event(12, "joined", "west", workers="of its own"), event(13, "joined", "west")]
+    [run] = runs.read(write_events(tmp_path / "script", [*joined, *odd, *events]))
+    assert (runs.facts(run)["workers"], len(run.workers)) == (4, 2)
+    assert page.table([run])[1][1] == "4"
+    # A trainer says it itself.
+    simulated = [one | {"workers": 5} for one in trained("simulated", sites=("local",))]
+    [run] = runs.read(write_events(tmp_path / "trainer", simulated))
+    assert (runs.facts(run)["workers"], run.is_single) == (5, True)
+
+
 def test_local_steps_are_found_in_any_event(tmp_path):
     events = trained() + [event(20 + n, "assigned", local_steps=n + 1) for n in range(3)]
     [run] = runs.read(write_events(tmp_path / "one", events))
@@ -188,13 +204,16 @@ def test_a_tree_of_esync_by_hand(tmp_path):
         "self_iters_list": [3] * 3,
         "elapsed_time_list": [2.0, 4.0, 6.0],
         "aggregate_time_list": [0.25] * 3,
+        "compute_time_list": [0.6] * 3,
     }
     [run] = runs.read(root)
     assert (run.mode, run.split, run.is_iid) == ("esync", "class", False)
     assert run.points[-1] == (6.0, 0.37)
     assert [one.local_steps for one in run.workers] == [(2, 2, 2)] * 2
     assert run.samples_per_s == 6 * 128 / 6.0
-    assert run.communication_share == pytest.approx(0.125)
+    # Of 2.55 s in training; the other has files that do not say how long that was: of 6 s.
+    assert [one.with_tests for one in run.workers] == [False, True]
+    assert run.communication_share == pytest.approx(2 * 0.75 / (2.55 + 6.0))
     assert run.slow_bytes is None, "it was not measured"
     path = root / trees.summary_name("esync", is_iid=False)
     trees.write_summary(summary, path)
@@ -203,6 +222,42 @@ def test_a_tree_of_esync_by_hand(tmp_path):
     assert again.points == run.points
     assert not again.is_iid
     assert runs.read(path) == [again]
+
+
+def test_events_and_the_tree_of_a_run_have_one_share(tmp_path):
+    seconds, rounds_s = [2.0, 3.0], [0.5, 1.0]
+    events = []
+    for site in ("west", "east"):
+        for number, (second, waited) in enumerate(zip(seconds, rounds_s, strict=True), 1):
+            told = {"epoch": number, "samples": 64, "seconds": second, "rounds_s": waited}
+            events.append(event(10 * number, "epoch", site, test_accuracy=0.5, **told))
+            trees.write_iteration(
+                tmp_path / "tree" / site / "cpu",
+                number,
+                computing_s=second - waited,
+                aggregation_s=waited,
+                evaluation_s=4.0,
+                num_samples=64,
+                total_s=10.0 * number,
+                accuracy=0.5,
+            )
+    [told] = runs.read(write_events(tmp_path / "events", events))
+    [tree] = runs.read(tmp_path / "tree")
+    assert tree.communication_share == told.communication_share == 0.3
+    assert [one.seconds for one in tree.workers] == [5.0, 5.0]
+    assert tree.seconds == 20.0
+    trees.write_summary(trees.summarise_tree(tmp_path / "tree"), tmp_path / "Sync.json")
+    assert runs.read(tmp_path / "Sync.json")[0].communication_share == 0.3
+    # One of ESync's own has no seconds of training, and the axis says of which the share is.
+    summary = trees.read_summary(tmp_path / "Sync.json")
+    for lists in summary.values():
+        del lists["cpu"]["compute_time_list"]
+    trees.write_summary(summary, tmp_path / "Sync.json")
+    [bare] = runs.read(tmp_path / "Sync.json")
+    assert bare.communication_share == pytest.approx(1.5 / 20.0)
+    for found, times in ([tree], "training"), ([bare], "elapsed"), ([bare, tree], "elapsed or"):
+        label = figures.draw(found)["time-share"].axes[0].get_xlabel()
+        assert label.startswith(f"share of {times} ")
 
 
 @pytest.mark.parametrize(

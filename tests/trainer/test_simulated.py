@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One process that plays all workers: against Keras alone, and with liars among them."""
 
+import json
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -114,7 +116,7 @@ def test_detox_groups_of_a_step_have_no_row_in_common(alone, rule):
     assert len({*np.concatenate(seen)}) == total // (size * seats) * size * seats
 
 
-def run(tmp_path, **options):
+def run(tmp_path, tree_dir=None, **options):
     from tf_hips.trainer import training
 
     training.run(
@@ -127,6 +129,7 @@ def run(tmp_path, **options):
             learning_rate=0.1,
             seed=3,
             log_dir=str(tmp_path),
+            tree_dir=None if tree_dir is None else str(tree_dir),
             robust=Robust(**options),
         )
     )
@@ -148,6 +151,22 @@ def test_rows_that_are_refused_reach_the_report(alone, tmp_path, capsys):
     assert len(found.marks) == 6
     assert found.marks[0].reason == "NaN at element 0"
     assert np.isfinite(events[-1]["test_accuracy"])
+    # Six steps of five batches of 8 rows.
+    [epoch] = [one for one in events if one["event"] == "epoch"]
+    assert epoch["samples"] == sum(one.samples for one in found.workers) == 6 * 5 * 8
+    assert found.num_workers == 5
+
+
+def test_samples_are_those_of_the_batches_that_were_computed(alone, tmp_path, capsys):
+    # Workers of a group have the same batch, of which one gradient is made: 7 in groups of 3 are 3.
+    logs, tree = tmp_path / "logs", tmp_path / "tree"
+    events = run(logs, tree_dir=tree, simulated_workers=7, approach="maj_vote", group_size=3)
+    [epoch] = [one for one in events if one["event"] == "epoch"]
+    assert epoch["samples"] == 6 * 3 * 8
+    [told] = [json.loads(one.read_text()) for one in tree.glob("*/*/iter-*.txt")]
+    assert told["num_samples"] == epoch["samples"]
+    [rate] = re.findall(r"(\d+) samples/s", capsys.readouterr().out)
+    assert int(rate) == round(epoch["samples"] / epoch["seconds"])
 
 
 @pytest.mark.slow

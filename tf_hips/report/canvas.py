@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What all figures of reports have in common: colours, size, axes and legend."""
 
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +11,12 @@ if TYPE_CHECKING:
 INK, _GRID = "#222222", "#e6e6e6"
 # Apart from each other for the colour-blind, too (Okabe and Ito, 2008), without the yellow.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#666666")
+# By which lines of one colour are told apart.
+_LINES = ("-", "--", "-.")
 _WIDTH, BAR_HEIGHT = 8.0, 0.42
+_LINE_HEIGHT = 0.2  # of text, inches; two lines have room beside a bar
 _MAX_LEGEND_COLUMN = 3
-SHORT_LABEL = 24
+_LEGEND_LETTERS, _ROW_LETTERS, _MAX_LINES = 60, 30, 4
 
 
 def figure(title: str, height: float) -> "tuple[Figure, Any]":
@@ -31,14 +35,63 @@ def figure(title: str, height: float) -> "tuple[Figure, Any]":
     return drawn, axes
 
 
-def legend(axes: Any, labels: Sequence[str]) -> None:
-    """Above the axes; long labels one below the other."""
-    is_short = max(map(len, labels)) <= SHORT_LABEL
-    axes.legend(
-        loc="lower left",
-        bbox_to_anchor=(-0.01, 1.0),
-        ncols=_MAX_LEGEND_COLUMN if is_short else 1,
-        frameon=False,
-        borderaxespad=0.2,
-        handlelength=2.6,
-    )
+def colour(index: int) -> str:
+    """Of the run or line with this number; they repeat."""
+    return COLOURS[index % len(COLOURS)]
+
+
+def line(index: int, kinds: Sequence[Any] = _LINES) -> Any:
+    """The kind of line, or of what else, with that number: another one where colours repeat."""
+    return kinds[index // len(COLOURS) % len(kinds)]
+
+
+def legend(axes: Any) -> None:
+    """Above the axes, of all that was drawn; in as many columns as there is room for.
+
+    To be called last: the names of rows take of that room. A high legend makes the figure higher.
+    """
+    drawn = axes.figure
+    handles, labels = axes.get_legend_handles_labels()
+    texts = [wrapped(one, _LEGEND_LETTERS) for one in labels]
+    renderer = drawn.canvas.get_renderer()
+    room = drawn.bbox.width - (axes.bbox.x0 - axes.get_tightbbox(renderer).x0)
+    for columns in range(_MAX_LEGEND_COLUMN, 0, -1):
+        made = axes.legend(
+            handles,
+            texts,
+            loc="lower left",
+            bbox_to_anchor=(-0.01, 1.0),
+            ncols=columns,
+            frameon=False,
+            borderaxespad=0.2,
+            handlelength=2.6,
+        )
+        taken = made.get_window_extent(renderer)
+        if taken.width <= room:
+            break
+    drawn.set_figheight(drawn.get_figheight() + max(0.0, taken.height / drawn.dpi - 0.3))
+
+
+def name_rows(axes: Any, names: Sequence[str]) -> None:
+    """Writes a name left of each row, the first on top; long ones make the figure higher."""
+    texts = [wrapped(one, _ROW_LETTERS) for one in names]
+    axes.set_yticks(range(len(texts)), texts)
+    if not axes.yaxis_inverted():
+        axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    more = max(one.count("\n") for one in texts) - 1
+    if more > 0:
+        drawn = axes.figure
+        drawn.set_figheight(drawn.get_figheight() + more * _LINE_HEIGHT * len(texts))
+
+
+def wrapped(text: str, letters: int) -> str:
+    """A text in lines of at most so many letters; what is longer than a few lines lacks its middle.
+
+    The ends stay: a path tells by its first folders, or by its last, which run it is.
+    """
+    lines = [line for part in text.split("\n") for line in textwrap.wrap(part, letters) or [""]]
+    if len(lines) > _MAX_LINES:
+        half = _MAX_LINES // 2
+        lines = [*lines[: half - 1], f"{lines[half - 1][: letters - 1]}…", *lines[-half:]]
+    return "\n".join(lines)

@@ -5,7 +5,7 @@ Legends and numbers have places of their own, above the axes or right of the bar
 a line. A run has one colour in all figures. matplotlib is the extra `plots`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tf_hips.errors import ConfigError
@@ -15,9 +15,11 @@ from tf_hips.report.runs import Run
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_DOTTED = (0, (1, 1.6))
+# Of single devices; the others where colours repeat.
+_DOTTED = ((0, (1, 1.6)), (0, (1, 4)), (0, (4, 1.6, 1, 1.6, 1, 1.6)))
 _MINUTES_FROM_S = 600.0
 _HEIGHT = 4.2
+_Numbered = tuple[int, Run]
 
 
 def draw(runs: Sequence[Run]) -> dict[str, "Figure"]:
@@ -30,25 +32,7 @@ def draw(runs: Sequence[Run]) -> dict[str, "Figure"]:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
         raise ConfigError("Figures need matplotlib: pip install 'tf_hips[plots]'") from error
-    colours = {
-        run.label: canvas.COLOURS[index % len(canvas.COLOURS)] for index, run in enumerate(runs)
-    }
-    singles = [run for run in runs if run.is_single and run.points]
-    others = [run for run in runs if not run.is_single and run.points]
-    found: dict[str, Figure] = {}
-    subject = subject_of(runs)
-    of_what = f" of {subject}" if subject else ""
-    for name, kind, chosen in (
-        ("accuracy-iid", "IID data", [one for one in others if one.is_iid]),
-        ("accuracy-non-iid", "non-IID data", [one for one in others if not one.is_iid]),
-    ):
-        if chosen:
-            title = f"Test accuracy{of_what}, {kind}"
-            found[name] = _accuracy(chosen, singles, colours, title)
-    if singles and not others:
-        title = f"Test accuracy{of_what} on one device"
-        found["accuracy-iid"] = _accuracy([], singles, colours, title)
-    found.update(_of_bars(runs, colours))
+    found = {**_of_accuracy(runs), **_of_bars(runs)}
     if shares := [run for run in runs if run.communication_share is not None]:
         found["time-share"] = _shares(shares)
     if counted := [run for run in runs if any(one.local_steps for one in run.workers)]:
@@ -63,18 +47,41 @@ def subject_of(runs: Sequence[Run]) -> str:
     return subjects.pop() if len(subjects) == 1 else ""
 
 
-def _of_bars(runs: Sequence[Run], colours: Mapping[str, str]) -> "dict[str, Figure]":
+def _of_accuracy(runs: Sequence[Run]) -> "dict[str, Figure]":
     found: dict[str, Figure] = {}
-    rates = [(run, run.samples_per_s) for run in runs if run.samples_per_s is not None]
+    tested = [(index, run) for index, run in enumerate(runs) if run.points]
+    tested.sort(key=lambda one: one[1].is_single)  # solid lines before dotted ones
+    subject = subject_of(runs)
+    of_what = f" of {subject}" if subject else ""
+    for name, kind, is_iid in (
+        ("accuracy-iid", "IID data", True),
+        ("accuracy-non-iid", "non-IID data", False),
+    ):
+        if any(run.is_iid == is_iid and not _is_alone(run) for _, run in tested):
+            chosen = [one for one in tested if one[1].is_iid == is_iid or _is_alone(one[1])]
+            found[name] = _accuracy(chosen, f"Test accuracy{of_what}, {kind}")
+    if tested and not found:
+        found["accuracy-iid"] = _accuracy(tested, f"Test accuracy{of_what} on one device")
+    return found
+
+
+def _is_alone(run: Run) -> bool:
+    """Whether it has all rows, so that runs of both kinds of data are compared with it."""
+    return run.is_single and run.mode == "local"
+
+
+def _of_bars(runs: Sequence[Run]) -> "dict[str, Figure]":
+    found: dict[str, Figure] = {}
+    numbered = list(enumerate(runs))
+    rates = [(one, one[1].samples_per_s) for one in numbered if one[1].samples_per_s is not None]
     if rates:
         found["throughput"] = _bars(
-            rates, colours, "Throughput", "samples per second, all workers, tests included", _plain
+            rates, "Throughput", "samples per second, all workers, tests included", _plain
         )
-    traffic = [(run, run.bytes_per_s) for run in runs if run.bytes_per_s is not None]
+    traffic = [(one, one[1].bytes_per_s) for one in numbered if one[1].bytes_per_s is not None]
     if traffic:
         found["traffic"] = _bars(
             traffic,
-            colours,
             "Traffic of the slow tier",
             "bytes per second on the uplinks' sockets, all parties, both ways",
             _bytes,
@@ -82,41 +89,37 @@ def _of_bars(runs: Sequence[Run], colours: Mapping[str, str]) -> "dict[str, Figu
     return found
 
 
-def _accuracy(
-    runs: Sequence[Run], singles: Sequence[Run], colours: Mapping[str, str], title: str
-) -> "Figure":
+def _accuracy(tested: Sequence[_Numbered], title: str) -> "Figure":
     from matplotlib.ticker import PercentFormatter
 
-    drawn, axes = canvas.figure(title, _HEIGHT + 0.22 * max(0, len(runs) + len(singles) - 3))
-    longest = max(run.points[-1][0] for run in (*runs, *singles))
+    drawn, axes = canvas.figure(title, _HEIGHT)
+    longest = max(run.points[-1][0] for _, run in tested)
     unit, divisor = ("min", 60.0) if longest > _MINUTES_FROM_S else ("s", 1.0)
-    for run in (*runs, *singles):
+    for index, run in tested:
         times = [second / divisor for second, _ in run.points]
         values = [accuracy for _, accuracy in run.points]
-        is_single = run in singles
         axes.plot(
             times,
             values,
-            color=colours[run.label],
+            color=canvas.colour(index),
             linewidth=1.8,
-            linestyle=_DOTTED if is_single else "-",
+            linestyle=canvas.line(index, _DOTTED) if run.is_single else canvas.line(index),
             marker="o" if len(values) <= 40 else None,
             markersize=3.5,
-            label=f"{run.label} (one device)" if is_single else run.label,
+            label=f"{run.label} (one device)" if run.is_single else run.label,
         )
-    lowest = min(accuracy for run in (*runs, *singles) for _, accuracy in run.points)
+    lowest = min(accuracy for _, run in tested for _, accuracy in run.points)
     axes.set_ylim(max(0.0, lowest - 0.05), 1.01)
     axes.set_xlim(left=0.0)
     axes.set_xlabel(f"time since training began [{unit}]")
     axes.set_ylabel("test accuracy")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    canvas.legend(axes, [one.label for one in (*runs, *singles)])
+    canvas.legend(axes)
     return drawn
 
 
 def _bars(
-    values: Sequence[tuple[Run, float | None]],
-    colours: Mapping[str, str],
+    values: Sequence[tuple[_Numbered, float | None]],
     title: str,
     label: str,
     text: Any,
@@ -129,16 +132,14 @@ def _bars(
         range(len(values)),
         numbers,
         height=0.62,
-        color=[colours[run.label] for run, _ in values],
+        color=[canvas.colour(index) for (index, _), _ in values],
     )
     axes.bar_label(bars, [text(one) for one in numbers], padding=5, color=canvas.INK)
-    axes.set_yticks(range(len(values)), [_wrapped(run.label) for run, _ in values])
-    axes.invert_yaxis()
+    canvas.name_rows(axes, [run.label for (_, run), _ in values])
     axes.set_xlim(0, (max(numbers) or 1.0) * 1.2)
     axes.set_xlabel(label)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
     axes.locator_params(axis="x", nbins=6)
-    axes.grid(visible=False, axis="y")
     return drawn
 
 
@@ -166,27 +167,29 @@ def _shares(runs: Sequence[Run]) -> "Figure":
         texts = [f"{share:.0%}" if share >= 0.08 else "" for share in shares]
         axes.bar_label(bars, texts, label_type="center", color="white")
     names = [f"{run.label}\n{worker.name}" for run, worker in rows]
-    axes.set_yticks(places, names if len(runs) > 1 else [worker.name for _, worker in rows])
-    axes.invert_yaxis()
+    canvas.name_rows(axes, names if len(runs) > 1 else [worker.name for _, worker in rows])
     axes.set_xlim(0, 1)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.set_xlabel("share of training time; communication is waiting for other parties")
-    axes.grid(visible=False, axis="y")
-    canvas.legend(axes, ["computing", "communication"])
+    # A summary of ESync does not say how long its tests were.
+    times = sorted({"elapsed" if worker.with_tests else "training" for _, worker in rows})
+    axes.set_xlabel(
+        f"share of {' or '.join(times)} time; communication is waiting for other parties"
+    )
+    canvas.legend(axes)
     return drawn
 
 
 def _local_steps(runs: Sequence[Run]) -> "Figure":
     rows = [(run, worker) for run in runs for worker in run.workers if worker.local_steps]
-    drawn, axes = canvas.figure("Local steps per round", _HEIGHT + 0.22 * max(0, len(rows) - 3))
+    drawn, axes = canvas.figure("Local steps per round", _HEIGHT)
     for index, (run, worker) in enumerate(rows):
         name = f"{run.label}, {worker.name}" if len(runs) > 1 else worker.name
         axes.plot(
             range(1, len(worker.local_steps) + 1),
             worker.local_steps,
-            color=canvas.COLOURS[index % len(canvas.COLOURS)],
+            color=canvas.colour(index),
             linewidth=1.6,
-            linestyle="-" if index < len(canvas.COLOURS) else "--",
+            linestyle=canvas.line(index),
             marker="o" if len(worker.local_steps) <= 40 else None,
             markersize=3.5,
             label=name,
@@ -196,16 +199,8 @@ def _local_steps(runs: Sequence[Run]) -> "Figure":
     axes.set_ylabel("steps of a worker")
     axes.set_ylim(bottom=0)
     axes.locator_params(axis="both", integer=True)
-    canvas.legend(axes, [f"{run.label}, {worker.name}" for run, worker in rows])
+    canvas.legend(axes)
     return drawn
-
-
-def _wrapped(label: str) -> str:
-    """A label in two lines where it is long."""
-    if len(label) <= canvas.SHORT_LABEL:
-        return label
-    head, comma, tail = label.partition(", ")
-    return f"{head},\n{tail}" if comma else label
 
 
 def _plain(value: float) -> str:

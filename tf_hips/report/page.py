@@ -153,7 +153,7 @@ def _row(run: Run) -> list[str]:
             slow += f" ({run.dense_bytes / run.slow_bytes:.1f}x less than dense)"
     return [
         run.label,
-        str(len(run.workers)),
+        str(run.num_workers),
         "-" if run.accuracy is None else f"{run.accuracy:.2%}",
         "-" if best is None else f"{best:.2%}",
         f"{run.seconds:.1f} s",

@@ -2,7 +2,7 @@
 """Figures of peers: refused or outvoted, how often and in which rounds; chosen, in which share.
 
 Rows are peers, those with the most marks first, or, server by server, with the largest share; a
-kind of mark has one colour in both figures.
+kind of mark has one colour in both figures; where two have the same, one is hatched and has crosses.
 """
 
 from collections.abc import Sequence
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MAX_ROWS = 30
+# By which kinds of one colour are told apart.
+_HATCHES, _MARKERS, _MARKER_SIZES = ("", "///"), ("|", "x"), (11, 6)
 _Rows = list[tuple[Run, str, list[Mark]]]
 
 
@@ -93,7 +95,15 @@ def _counts(rows: _Rows, known: Sequence[str], note: str) -> "Figure":
     for kind in known:
         counts = [sum(mark.kind == kind for mark in marks) for *_, marks in rows]
         axes.barh(
-            places, counts, left=ends, height=0.62, color=canvas.COLOURS[_place(kind)], label=kind
+            places,
+            counts,
+            left=ends,
+            height=0.62,
+            color=canvas.colour(_place(kind)),
+            hatch=canvas.line(_place(kind), _HATCHES),
+            edgecolor="white",
+            linewidth=0,
+            label=kind,
         )
         ends = [end + count for end, count in zip(ends, counts, strict=True)]
     for place, end in zip(places, ends, strict=True):
@@ -108,7 +118,7 @@ def _counts(rows: _Rows, known: Sequence[str], note: str) -> "Figure":
     axes.set_xlim(0, max(ends) * 1.15)
     axes.set_xlabel(f"times{note}")
     axes.locator_params(axis="x", integer=True)
-    _finish(axes, rows, known)
+    _finish(axes, rows)
     return drawn
 
 
@@ -127,10 +137,10 @@ def _rounds(rows: _Rows, known: Sequence[str], note: str) -> "Figure":
             [one for one, _ in points],
             [place for _, place in points],
             linestyle="none",
-            marker="|",
-            markersize=11,
+            marker=canvas.line(_place(kind), _MARKERS),
+            markersize=canvas.line(_place(kind), _MARKER_SIZES),
             markeredgewidth=1.6,
-            color=canvas.COLOURS[_place(kind)],
+            color=canvas.colour(_place(kind)),
             label=kind,
         )
     last = max(mark.round or 0 for run, *_ in rows for mark in run.marks)
@@ -138,24 +148,21 @@ def _rounds(rows: _Rows, known: Sequence[str], note: str) -> "Figure":
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlabel(f"round{note}")
     axes.locator_params(axis="x", integer=True)
-    _finish(axes, rows, known)
+    _finish(axes, rows)
     return drawn
 
 
-def _finish(axes: Any, rows: _Rows, known: Sequence[str]) -> None:
+def _finish(axes: Any, rows: _Rows) -> None:
     _name_rows(axes, [(run, peer) for run, peer, _ in rows])
-    canvas.legend(axes, known)
+    canvas.legend(axes)
 
 
 def _name_rows(axes: Any, rows: Sequence[tuple[Run, str]]) -> None:
     is_one = len({run.label for run, _ in rows}) == 1
     texts = [peer if is_one else f"{run.label}\n{peer}" for run, peer in rows]
-    axes.set_yticks(range(len(rows)), texts)
-    if not axes.yaxis_inverted():
-        axes.invert_yaxis()
-    axes.grid(visible=False, axis="y")
+    canvas.name_rows(axes, texts)
 
 
 def _place(kind: str) -> int:
-    """The colour of a kind, the same in every report."""
-    return peers.NAMES.index(kind) % len(canvas.COLOURS)
+    """The number of a kind, of which follows how it is drawn, the same in every report."""
+    return peers.NAMES.index(kind)

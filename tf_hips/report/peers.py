@@ -10,11 +10,14 @@ round counts once for each thing that was compared (`what`), or else each time.
 
 import collections
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 Event = Mapping[str, Any]
+# What a worker calls a party; servers have the bare name.
+_PARTY = re.compile(r"party `([^`]+)`")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +164,8 @@ def _who(event: Event) -> list[tuple[str, str]]:
     for name in ("who", "sites", "child_site"):
         value = event.get(name)
         if isinstance(value, str) and value:
-            return [(value, reason)]
+            party = _PARTY.fullmatch(value)
+            return [(value if party is None else party[1], reason)]
         if isinstance(value, list) and value:
             return [(str(one), reason) for one in value]
     if isinstance(peer := event.get("peer"), str):

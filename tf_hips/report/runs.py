@@ -3,7 +3,8 @@
 
 Read here are, beside what `rounds` reads, the events of trainers: `setup` (`mode`, `network`,
 `dataset`, `split`, `workers`, `device`), `epoch` (`step`, `steps`, `samples`, `seconds`,
-`rounds_s`, `test_accuracy`), and `local_steps` of any event of a worker.
+`rounds_s`, `test_accuracy`), `joined` (`workers` of each party), and `local_steps` of any event of
+a worker.
 
 Nothing is computed that was not measured: bytes come from sockets or are not there.
 """
@@ -40,6 +41,8 @@ class Worker:
         seconds: in training, without tests.
         communication_s: of these, in which it waited for other parties; None: not measured.
         local_steps: steps of each round; none where it was not logged.
+        with_tests: whether `seconds` are all since training began: ESync's summaries have no
+            others.
     """
 
     name: str
@@ -47,6 +50,7 @@ class Worker:
     seconds: float
     communication_s: float | None
     local_steps: tuple[int, ...] = ()
+    with_tests: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +63,8 @@ class Run:
         mode: how workers trained together; empty where logs do not say.
         split: how rows were dealt out; `iid` where logs do not say.
         points: (seconds since training began, test accuracy).
-        workers: all of them, in the order of their names.
+        workers: those that have told something, in the order of their names.
+        num_workers: how many trained, also those without a log or played by another's process.
         seconds: from the beginning to the last test.
         slow_bytes: bytes on all uplink sockets, both ways; None: not measured.
         dense_bytes: what gradients in fp32 would have taken, with local steps those of each step;
@@ -76,6 +81,7 @@ class Run:
     split: str
     points: tuple[tuple[float, float], ...]
     workers: tuple[Worker, ...]
+    num_workers: int
     seconds: float
     slow_bytes: int | None
     dense_bytes: int | None
@@ -114,7 +120,10 @@ class Run:
 
     @property
     def communication_share(self) -> float | None:
-        """Of the workers' training time, what they waited for other parties."""
+        """Of the workers' training time, what they waited for other parties.
+
+        Of a bare summary of ESync, of all time since training began.
+        """
         known = [one for one in self.workers if one.communication_s is not None and one.seconds > 0]
         if not known or self.is_single:
             return None
@@ -173,7 +182,8 @@ def _holds_a_run(folder: Path) -> bool:
 def read_all(paths: Sequence[str | Path]) -> list[Run]:
     """Runs of several places, with labels that tell them apart.
 
-    What all have in common, network and data set, is left out; runs of one label get their places.
+    What all have in common, network and data set, is left out; runs of one label get
+    their places, as much of the path as tells them apart.
 
     Raises:
         ConfigError: as for `read`.
@@ -184,17 +194,41 @@ def read_all(paths: Sequence[str | Path]) -> list[Run]:
             dataclasses.replace(run, label=f"{run.label}, {run.subject}") if run.subject else run
             for run in found
         ]
-    labels = [run.label for run in found]
+    places = _places(found)
     return [
-        dataclasses.replace(run, label=f"{run.label}, {_short(run.source)}")
-        if labels.count(run.label) > 1
-        else run
-        for run in found
+        dataclasses.replace(run, label=_with_place(run, place)) if place else run
+        for run, place in zip(found, places, strict=True)
     ]
 
 
-def _short(source: str) -> str:
-    return Path(source).name or source
+def _places(found: Sequence[Run]) -> list[str]:
+    """Of each run what tells it from others of its label, the end of its path; else nothing.
+
+    Runs of one place have numbers.
+    """
+    parts = [Path(run.source).resolve().parts for run in found]
+    labels = [run.label for run in found]
+    places = []
+    for number, label in enumerate(labels):
+        alike = [other for other, one in enumerate(labels) if one == label]
+        if len(alike) == 1:
+            places.append("")
+            continue
+        paths = {parts[other] for other in alike}
+        depth = 1
+        while len({path[-depth:] for path in paths}) < len(paths):
+            depth += 1
+        place = "/".join(parts[number][-depth:])
+        same = [other for other in alike if parts[other] == parts[number]]
+        places.append(f"{place} ({same.index(number) + 1})" if len(same) > 1 else place)
+    return places
+
+
+def _with_place(run: Run, place: str) -> str:
+    # What has no name of its own is called as its folder, which the place ends with.
+    source = Path(run.source)
+    is_place = run.label in (source.name, source.resolve().name)
+    return place if is_place else f"{run.label}, {place}"
 
 
 def from_events(events: Sequence[Event], source: Path) -> Run:
@@ -225,12 +259,13 @@ def from_events(events: Sequence[Event], source: Path) -> Run:
         traffic = None
     facts = setup or {}
     return Run(
-        label=_label(facts) or source.name,
+        label=_label(facts) or source.name or source.resolve().name,
         subject=f"{facts['network']} on {facts['dataset']}" if facts else "",
         mode=str(facts.get("mode", "")),
         split=str(facts.get("split", "iid")),
         points=points,
         workers=workers,
+        num_workers=_num_workers(events, facts) or len(workers),
         seconds=points[-1][0] if points else (events[-1]["time_us"] - begin) / 1e6,
         slow_bytes=None if traffic is None else traffic.measured[-1],
         dense_bytes=None if traffic is None else _dense(events, workers) or traffic.dense[-1],
@@ -239,6 +274,16 @@ def from_events(events: Sequence[Event], source: Path) -> Run:
         marks=peers.marks(of_all),
         shares=choices.shares(of_all),
     )
+
+
+def _num_workers(events: Sequence[Event], setup: Event) -> int:
+    """As a trainer or, of a script, the server has said it last; 0: neither."""
+    told = [setup.get("workers"), *(e.get("workers") for e in events if e["event"] == "joined")]
+    if isinstance(told[0], int):
+        return told[0]
+    # Of each party; a script may have events of its own that are called so.
+    parties = next((one for one in reversed(told) if isinstance(one, list)), [])
+    return sum(one for one in parties if isinstance(one, int))
 
 
 def _dense(events: Sequence[Event], workers: Sequence[Worker]) -> int:
@@ -290,6 +335,7 @@ def from_summary(summary: trees.Summary, path: Path) -> Run:
     plainly = name.lower()
     is_iid = not plainly.endswith(("-niid", "-non-iid"))
     mode = plainly.removesuffix("-niid").removesuffix("-non-iid")
+    modes = {text: one for one, file in trees.SUMMARIES.items() for text in (one, file.lower())}
     workers = []
     points: tuple[tuple[float, float], ...] = ()
     seconds = 0.0
@@ -300,18 +346,21 @@ def from_summary(summary: trees.Summary, path: Path) -> Run:
             steps = [int(one) for one in lists.get("self_iters_list", [])]
             total = elapsed[-1] if elapsed else 0.0
             seconds = max(seconds, total)
+            computing = lists.get("compute_time_list")
+            trained = float(sum(computing) + sum(waited or ())) if computing else total
             workers.append(
                 Worker(
                     name=f"{host}/{device}",
                     samples=sum(int(one) for one in lists["num_samples_list"]),
-                    seconds=total,
-                    communication_s=min(float(sum(waited)), total)
+                    seconds=trained,
+                    communication_s=min(float(sum(waited)), trained)
                     if waited and any(waited)
                     else None,
                     # ESync counts the entry of the aggregation, too; others have that one only.
                     local_steps=tuple(one - 1 for one in steps)
                     if max(steps, default=0) > 1
                     else (),
+                    with_tests=not computing,
                 )
             )
             accuracies = lists["accuracy_list"]
@@ -326,10 +375,11 @@ def from_summary(summary: trees.Summary, path: Path) -> Run:
     return Run(
         label=name,
         subject="",
-        mode=mode if mode in trees.SUMMARIES else "",
+        mode=modes.get(mode, ""),
         split="iid" if is_iid else "class",
         points=points,
         workers=tuple(workers),
+        num_workers=len(workers),
         seconds=seconds,
         slow_bytes=None,
         dense_bytes=None,
@@ -363,7 +413,7 @@ def facts(run: Run) -> dict[str, Any]:
         "subject": run.subject,
         "mode": run.mode,
         "split": run.split,
-        "workers": len(run.workers),
+        "workers": run.num_workers,
         "accuracy": run.accuracy,
         "best_accuracy": max((one for _, one in run.points), default=None),
         "seconds": run.seconds,

@@ -8,7 +8,8 @@
                              `begin_time` (HiPS)
     HOST/net.weights.h5      the weights of that test, of Keras, to go on from
     ESync.json               of all workers of a tree: lists of accuracies, samples, iterations,
-                             seconds since the start and seconds of aggregation (ESync)
+                             seconds since the start and seconds of aggregation (ESync); ours has
+                             seconds of computing, too, where the files have them
 
 Both projects name what a worker does in their own ways; all of those are read. DEVICE is `cpu`,
 `gpu0`, ..., and `cpu-1` for a second worker on the same.
@@ -191,6 +192,7 @@ def _lists(worker: Path) -> Lists:
         "elapsed_time_list": [],
         "aggregate_time_list": [],
     }
+    computing: list[float] = []
     for number in numbers:
         path = worker / f"iter-{number}.txt"
         told = _json(path)
@@ -201,6 +203,8 @@ def _lists(worker: Path) -> Lists:
             lists["num_samples_list"].append(int(told["num_samples"]))
             lists["self_iters_list"].append(len(parts))
             lists["aggregate_time_list"].append(float(waited))
+            if computed := [float(part[COMPUTING]) for part in parts.values() if COMPUTING in part]:
+                computing.append(sum(computed))
             if "accuracy" in told:
                 lists["accuracy_list"].append(round(float(told["accuracy"]), 3))
             if "total_time" in told:
@@ -210,6 +214,8 @@ def _lists(worker: Path) -> Lists:
                 f"{path} must be a log of ESync or HiPS. Received: no "
                 f"{error.args[0] if error.args else 'time of aggregation'}"
             ) from error
+    if len(computing) == len(numbers):
+        lists["compute_time_list"] = computing
     return lists
 
 

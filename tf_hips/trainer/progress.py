@@ -53,6 +53,7 @@ class Plan:
         tree: HOST/DEVICE folder of trees, or None.
         is_first: whether this worker speaks for the run.
         begin_s: when a run that is taken up began, seconds since 1970; None: it begins now.
+        batches: of a step of this process; more than one where it plays several workers.
     """
 
     num_steps: int
@@ -64,6 +65,7 @@ class Plan:
     tree: Path | None
     is_first: bool
     begin_s: float | None = None
+    batches: int = 1
 
 
 class Progress(keras.callbacks.Callback):
@@ -177,7 +179,7 @@ class Progress(keras.callbacks.Callback):
             epoch=epoch + 1,
             step=step,
             steps=steps,
-            samples=steps * self._plan.batch_size,
+            samples=steps * self._plan.batches * self._plan.batch_size,
             seconds=seconds,
             rounds_s=rounds_s,
             evaluation_s=self._evaluation_s,
@@ -264,7 +266,7 @@ class Progress(keras.callbacks.Callback):
                 computing_s=max(0.0, seconds - rounds_s),
                 aggregation_s=rounds_s,
                 evaluation_s=self._evaluation_s,
-                num_samples=steps * self._plan.batch_size,
+                num_samples=steps * self._plan.batches * self._plan.batch_size,
                 total_s=total_s,
                 accuracy=float(accuracy) if is_told else None,
             )

@@ -164,7 +164,10 @@ def _train(settings: Training, told: config.Run, name: str, data: sets.DataSet, 
         device=_device(),
         **facts,
     )
-    steps_of_pass, samples_of_step = source.steps_of_pass, float(settings.batch_size * workers)
+    # Workers of a group that votes have one batch: one process makes its gradient once.
+    batches = 1 if way.crowd is None else way.crowd.seats
+    steps_of_pass = source.steps_of_pass
+    samples_of_step = float(settings.batch_size * (workers if way.crowd is None else batches))
     if rounds is not None and rounds.epochs and rounds.steps:  # each has its own pass
         steps_of_pass = rounds.steps // rounds.epochs
         samples_of_step = len(data.train) / steps_of_pass
@@ -178,6 +181,7 @@ def _train(settings: Training, told: config.Run, name: str, data: sets.DataSet, 
         tree=_tree(settings, told),
         is_first=rank == 0,
         begin_s=None if resumed is None else resumed.begin_s,
+        batches=batches,
     )
     progress, used = _progress(plan, way, rounds, source, told)
     checkpoint = None
