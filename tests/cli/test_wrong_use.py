@@ -57,6 +57,18 @@ WRONG = {
         ["state-server", "--insecure", "--revoked", "{binary}"],
         "--revoked lists certificates, and --insecure has none",
     ),
+    "the status of another machine in plain text": (
+        ["status", "--insecure", "--server", "127.0.0.1:1,192.0.2.1:7070"],
+        "--insecure is for a --server on loopback. Received: '127.0.0.1:1,192.0.2.1:7070'",
+    ),
+    "a server above in plain text on another machine": (
+        [*SERVER, "--uplink", "192.0.2.1:7070", "--site", "a"],
+        "--insecure is for a --uplink on loopback. Received: '192.0.2.1:7070'",
+    ),
+    "a state server in plain text for other machines": (
+        ["state-server", "--insecure", "--bind", "0.0.0.0:1"],
+        "--insecure is for a --bind on loopback. Received: '0.0.0.0:1'",
+    ),
     "no command": ([], "required: COMMAND; `tf-hips --help` lists them"),
     "no command of certs": (["certs"], "required: COMMAND; `tf-hips certs --help` lists them"),
 }

@@ -286,6 +286,24 @@ def identity(options: argparse.Namespace, prefix: str = "") -> Tls | None:
     return found
 
 
+def check_loopback(name: str, addresses: str, tls: Tls | None) -> None:
+    """Looks whether plain text stays on this machine, before anything is started.
+
+    Args:
+        name: of the option, `--server`.
+        addresses: what it was given: `HOST:PORT`, or several with commas between them.
+        tls: what `identity` made of the options; None: plain text.
+
+    Raises:
+        UsageError: plain text would go to another machine, or come from one.
+    """
+    from tf_hips.ps.transport.sockets import is_loopback, split_address
+
+    hosts = [split_address(address)[0] for address in addresses.split(",")]
+    if tls is None and not all(map(is_loopback, hosts)):
+        raise UsageError(f"--insecure is for a {name} on loopback. Received: {addresses!r}")
+
+
 def _check_loads(identity: Tls) -> None:
     """Loads the files as a TLS handshake will, before anything is started.
 

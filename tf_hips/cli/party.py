@@ -138,10 +138,12 @@ def run(options: argparse.Namespace) -> int:
     command = arguments.script_command(options.script, options.arguments)
     uplink = None
     if options.server is not None:
+        tls = arguments.identity(options)
+        arguments.check_loopback("--server", options.server, tls)
         uplink = config.Uplink(
             options.server,
             options.site,
-            _identity(options),
+            tls,
             options.deadline or _DEADLINE_S,
             options.server_role or config.Uplink.server_role,
         )
@@ -331,18 +333,6 @@ def report(failure: Failure | None) -> int:
             f"tf-hips: {failure.role} failed first ({failure.reason}); all processes ended\n"
         )
     return failure.code
-
-
-def _identity(options: argparse.Namespace) -> config.Tls | None:
-    from tf_hips.ps.transport.sockets import is_loopback, split_address
-
-    found = arguments.identity(options)
-    hosts = [split_address(server)[0] for server in options.server.split(",")]
-    if found is None and not all(map(is_loopback, hosts)):
-        raise arguments.UsageError(
-            f"--insecure is for a --server on loopback. Received: {options.server!r}"
-        )
-    return found
 
 
 def _hosts(options: argparse.Namespace) -> list[tuple[str, int]]:

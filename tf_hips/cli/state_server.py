@@ -38,6 +38,7 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Serves until it is told to end; SIGTERM ends in peace."""
     identity = arguments.identity(options)
+    arguments.check_loopback("--bind", options.bind, identity)
     if options.insecure and options.revoked is not None:
         raise arguments.UsageError(
             f"--revoked lists certificates, and --insecure has none. Received: {options.revoked}"

@@ -60,6 +60,7 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Asks and prints; 1 where the run has ended for a reason, or one of several is silent."""
     tls = arguments.identity(options)
+    arguments.check_loopback("--server", options.server, tls)
     servers = options.server.split(",")
     role = options.server_role
     if len(servers) == 1:
