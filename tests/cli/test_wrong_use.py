@@ -176,8 +176,11 @@ def test_a_server_nobody_joined_is_explained(capsys: pytest.CaptureFixture[str])
     assert party.report(stuck) == 1
     explained, last = capsys.readouterr().err.splitlines()
     assert "HierarchicalPS" in explained
-    assert "--parties 1" in explained
+    assert explained.endswith("; --parties 1 starts none")
     assert last.startswith("tf-hips: server failed first (still there 15 s")
+    party.report(stuck, ["--deadline", "--max-restarts"])
+    explained, _ = capsys.readouterr().err.splitlines()
+    assert explained.endswith("--parties 1 without --deadline and --max-restarts starts none")
     assert party.report(Failure("server", 1, "exit code 1")) == 1
     assert len(capsys.readouterr().err.splitlines()) == 1
 

@@ -317,17 +317,24 @@ def thread_defaults(environment: Mapping[str, str], processes: int) -> dict[str,
     return {name: value for name, value in defaults.items() if name not in environment}
 
 
-def report(failure: Failure | None) -> int:
-    """Says in one last line who failed first; returns the exit code of the job."""
+def report(failure: Failure | None, server_options: Sequence[str] = ()) -> int:
+    """Says in one last line who failed first; returns the exit code of the job.
+
+    Args:
+        failure: who failed first, and why; None: nobody.
+        server_options: names of the options given that start a server for one party, too.
+    """
     if failure is None:
         return 0
     if failure.role == "launcher":
         sys.stderr.write(f"tf-hips: {failure.reason}; all processes ended\n")
     else:
         if failure.is_stuck:
+            without = f" without {' and '.join(server_options)}" if server_options else ""
             sys.stderr.write(
                 "tf-hips: the workers have ended, and the run is not over for the server. A script "
-                "that makes no step with HierarchicalPS joins no server; --parties 1 starts none\n"
+                "that makes no step with HierarchicalPS joins no server; --parties 1"
+                f"{without} starts none\n"
             )
         sys.stderr.write(
             f"tf-hips: {failure.role} failed first ({failure.reason}); all processes ended\n"
