@@ -208,7 +208,7 @@ def run(options: argparse.Namespace) -> int:
             _start_remote_workers(job, options, told, hosts, number, command)
         if options.announce:
             many = "workers" if number > 1 else "worker"
-            Path(options.announce).write_text(f"{number} {many}\n", encoding="utf-8")
+            config.write_whole(f"{number} {many}\n", options.announce)
         failure = job.wait()
     return report(failure)
 
