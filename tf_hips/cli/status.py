@@ -2,9 +2,10 @@
 """`tf-hips status`: what the run of a server, or of several, is doing, as a table or as JSON."""
 
 import argparse
-import concurrent.futures
 import json
 import sys
+import threading
+from concurrent.futures import Future
 from typing import Any
 
 from tf_hips.cli import arguments, tables
@@ -78,17 +79,24 @@ def run(options: argparse.Namespace) -> int:
 def _ask_all(
     servers: list[str], run_name: str, tls: Any, timeout_s: float, role: str
 ) -> list[dict[str, Any]]:
-    """What each server tells, and as its `server` which it is; the `error` of one that does not."""
+    """What each server tells, and as its `server` which it is; the `error` of one that does not.
+
+    Ctrl-C ends it at once: nobody waits for the threads.
+    """
     from tf_hips.errors import TfHipsError
 
-    def one(server: str) -> dict[str, Any]:
+    def one(server: str, answer: "Future[dict[str, Any]]") -> None:
         try:
-            return {"server": server, **ask(server, run_name, tls, timeout_s, role)}
+            answer.set_result({"server": server, **ask(server, run_name, tls, timeout_s, role)})
         except TfHipsError as error:
-            return {"server": server, "error": str(error)}
+            answer.set_result({"server": server, "error": str(error)})
+        except Exception as error:  # noqa: BLE001 - handed to the caller, which raises it
+            answer.set_exception(error)
 
-    with concurrent.futures.ThreadPoolExecutor(len(servers)) as pool:
-        return list(pool.map(one, servers))
+    answers: list[Future[dict[str, Any]]] = [Future() for _ in servers]
+    for given in zip(servers, answers, strict=True):
+        threading.Thread(target=one, args=given, daemon=True).start()
+    return [answer.result() for answer in answers]
 
 
 def ask(
