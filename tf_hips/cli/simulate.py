@@ -50,6 +50,8 @@ def run(options: argparse.Namespace) -> int:
         sys.stdout.write(f"wrote {options.file}\n")
         return 0
     description = Description.read(options.file)
+    if options.json not in (None, "-"):
+        arguments.check_output("--json", options.json)
     began = time.monotonic()
 
     def tell(label: str) -> None:
