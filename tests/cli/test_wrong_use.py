@@ -69,6 +69,14 @@ WRONG = {
         ["state-server", "--insecure", "--bind", "0.0.0.0:1"],
         "--insecure is for a --bind on loopback. Received: '0.0.0.0:1'",
     ),
+    "a deadline that no clock has": (
+        ["run", "--deadline", "1e10", "{script}"],
+        "must be a number of seconds > 0, at most 1e+09. Received: '1e10'",
+    ),
+    "a simulation written nowhere": (
+        ["simulate", "{folder}/sites.yaml", "--json", "{folder}/none/x.json"],
+        "--json must be a file in a folder that can be written. Received: {folder}/none/x.json",
+    ),
     "no command": ([], "required: COMMAND; `tf-hips --help` lists them"),
     "no command of certs": (["certs"], "required: COMMAND; `tf-hips certs --help` lists them"),
 }
