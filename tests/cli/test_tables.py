@@ -7,18 +7,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.comm.profiles import DGC, ONEBIT, codec, profile
-from tf_hips import cli
-from tf_hips.cli import cluster, info, simulate, status, tables
+from tf_hips import cli, tables
+from tf_hips.cli import cluster, info, simulate, status
 from tf_hips.cli import plan as plan_command
 from tf_hips.cli import profile as profile_command
 from tf_hips.cluster import fleet
 from tf_hips.comm.planner import make_plan
+from tf_hips.data import sets
 from tf_hips.report import page, runs
 from tf_hips.simulation import Result
 from tf_hips.simulation.description import Description, Group, Method, Traffic
+from tf_hips.trainer import data_sets
+from tf_hips.trainer.settings import Show
 
 CUT = "\u2026"
 Capture = pytest.CaptureFixture[str]
@@ -353,3 +357,41 @@ def test_a_table_takes_what_there_is(terminal: Narrow, capsys: Capture) -> None:
     rows = [("y" * 500, "1")]
     tables.show([words, number], rows, leave_out=("number", "absent"))
     assert capsys.readouterr().out.splitlines()[1] == f"{'y' * 500}       1"
+
+
+def show_split(monkeypatch: pytest.MonkeyPatch, classes: int) -> None:
+    labels = np.repeat(np.arange(classes), 20)
+    images = np.zeros((len(labels), 2, 2, 1), np.uint8)
+    part = sets.Rows(images, labels)
+    found = sets.DataSet("own", part, part, classes, "here")
+    monkeypatch.setattr(sets, "load", lambda *_, **__: found)
+    data_sets.show(Show(name="own", split="iid", parties=(1, 1)))
+
+
+def test_every_class_of_a_split_is_shown_in_a_pipe(
+    terminal: Narrow, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    show_split(monkeypatch, 120)
+    *_, said, head, first, second = capsys.readouterr().out.splitlines()
+    assert said == "rows of each worker, and of each of the 120 classes"
+    assert head.split() == ["worker", "rows", *map(str, range(120))]
+    for number, line in enumerate((first, second)):
+        worker, count, *of_classes = map(int, line.split())
+        assert (worker, count, len(of_classes)) == (number, 1200, 120)
+        assert sum(of_classes) == count
+
+
+def test_a_terminal_shows_the_classes_that_fit(
+    terminal: Narrow, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal(80)
+    show_split(monkeypatch, 12)
+    *_, said, head, _, _ = capsys.readouterr().out.splitlines()
+    assert said == "rows of each worker, and of each of the 12 classes"
+    assert head.split()[-1] == "11"
+    terminal(40)
+    show_split(monkeypatch, 12)
+    *_, said, head, first, _ = capsys.readouterr().out.splitlines()
+    assert said.startswith("rows of each worker, and of the first 7 of 12 classes; ")
+    assert head.split() == ["worker", "rows", *map(str, range(7))]
+    assert (len(first.split()), CUT in first) == (9, False)

@@ -8,7 +8,8 @@ import threading
 from concurrent.futures import Future
 from typing import Any
 
-from tf_hips.cli import arguments, tables
+from tf_hips import tables
+from tf_hips.cli import arguments
 from tf_hips.config import SERVER_ROLES
 from tf_hips.log import printable
 
