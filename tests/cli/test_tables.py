@@ -66,7 +66,7 @@ RESULT = Result(
     staleness=3.5,
 )
 RESULT_TEXTS = ["12.34 s", "56.78 s", "12.3%", "23.4%", "64.3%", "17.25", "11", "98765"]
-RESULT_TEXTS += ["1357", "4.56 MB", "7.89 MB", "3.5"]
+RESULT_TEXTS += ["1,357", "4.56 MB", "7.89 MB", "3.5"]
 
 
 def show_simulated() -> None:
@@ -92,7 +92,7 @@ def test_simulate_keeps_the_method_on_a_narrow_terminal(terminal: Narrow, capsys
     head, first, second, left_out, *_ = capsys.readouterr().out.splitlines()
     assert head.split() == ["method", "round", "idle", "steps", "steps/s", "up/round", "down/round"]
     assert max(map(len, (head, first, second))) <= 80
-    for text in (RESULT.method, "12.34 s", "64.3%", "17.25", "1357", "4.56 MB"):
+    for text in (RESULT.method, "12.34 s", "64.3%", "17.25", "1,357", "4.56 MB"):
         assert f" {text} " in f" {first} "
     assert left_out.startswith("left out in 80 columns: least, most, 95 %, transfer, compute")
 
@@ -146,6 +146,39 @@ def told(server: int | None = None) -> dict[str, Any]:
 
 COUNTS = ["16", "123456", "0", "128/128", "1.23 GiB", "0 B", "1234", "7 s ago"]
 LIARS = ["11", "22", "33", "44", "55", "66"]
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (999, "999 B"),
+        (1000, "0.977 KiB"),
+        (1023 * 2**10, "0.999 MiB"),
+        (999.6 * 2**20, "0.976 GiB"),
+        (12345 * 2**40, "12,345 TiB"),
+    ],
+)
+def test_bytes_have_no_exponent(number: float, text: str) -> None:
+    assert status._bytes(number) == text
+
+
+def test_long_rounds_have_no_exponent(capsys: Capture) -> None:
+    slow = {"round_s": 3600.0 * 30, "rounds": 2, "deadline_s": 1800.0}
+    status._show([{**told(), **slow}])
+    out = capsys.readouterr().out
+    assert ", 15 h 0 min a round, " in out
+    assert "quorum: 2 of 2, after 30 min" in out
+
+    assert simulate._seconds(0.99996) == "1 s"
+    assert simulate._seconds(12345.6) == "12,346 s"
+    assert simulate._bytes(999_600) == "1 MB"
+    simulate._show(
+        Description(Traffic(parameters=1000), (Group("all", 2, 1.0),), (Method("sync"),)),
+        [dataclasses.replace(RESULT, method="sync", steps_per_site=60560.2, steps_per_s=1e6)],
+        0.1,
+    )
+    row = columns_of(capsys.readouterr().out.splitlines()[1])
+    assert (row[6], row[9]) == ("60,560", "1,000,000")
 
 
 def columns_of(line: str) -> list[str]:

@@ -209,7 +209,7 @@ def _show_server(console: Any, told: dict[str, Any]) -> None:
         name = f" {told['server']}, shard {index} of {count}"
     if told["ended"]:
         console.print(f"server{name} ended: {printable(told['ended'])}")
-    per_round = f"{told['round_s'] / told['rounds']:.3g} s a round, " if told["rounds"] else ""
+    per_round = f"{_span(told['round_s'] / told['rounds'])} a round, " if told["rounds"] else ""
     refused = "1 call" if told["refused"] == 1 else f"{told['refused']} calls"
     console.print(
         f"server{name}: up for {_time(told['uptime_s'])}, {per_round}{refused} refused, "
@@ -217,7 +217,7 @@ def _show_server(console: Any, told: dict[str, Any]) -> None:
     )
     if told["quorum"] is not None:
         deadline_s = told["deadline_s"]
-        when = "when all have come" if deadline_s is None else f"after {deadline_s:.3g} s"
+        when = "when all have come" if deadline_s is None else f"after {_span(deadline_s)}"
         console.print(f"quorum: {told['quorum']} of {len(told['children'])}, {when}")
     above = told["uplink"]
     if above is not None:
@@ -241,11 +241,15 @@ def _header(name: str) -> str:
 
 
 def _bytes(number: float) -> str:
-    for unit in _UNITS[:-1]:
-        if number < 1024:
-            return f"{number:.3g} {unit}"
-        number /= 1024
-    return f"{number:.3g} {_UNITS[-1]}"
+    unit = 0
+    # Not at 1024: 1000 has a digit too many.
+    while number >= 999.5 and unit < len(_UNITS) - 1:
+        number, unit = number / 1024, unit + 1
+    return f"{tables.short(number)} {_UNITS[unit]}"
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds < 999.5 else _time(seconds)
 
 
 def _time(seconds: float) -> str:
