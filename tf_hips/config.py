@@ -200,10 +200,15 @@ def write(value: Any, path: str | Path, version: int) -> None:
         else:
             entry = list(entry) if isinstance(entry, tuple) else entry
             parts.append(yaml.safe_dump({key: entry}, sort_keys=False, width=float("inf")))
+    write_whole("".join(parts), path)
+
+
+def write_whole(text: str, path: str | Path) -> None:
+    """Writes a file that a reader sees whole or not at all; in UTF-8."""
     path = Path(path)
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        aside.write_text("".join(parts), encoding="utf-8")
+        aside.write_text(text, encoding="utf-8")
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)

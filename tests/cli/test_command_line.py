@@ -13,6 +13,7 @@ import pytest
 
 from tf_hips import cli, config
 from tf_hips.cli import certs
+from tf_hips.cli.processes import Failure
 from tf_hips.ps.session.settings import ServerConfig
 
 
@@ -393,20 +394,33 @@ def test_several_servers_are_started_and_told_to_all(
     [
         ([], False),
         (["--server"], True),
+        (["--servers", "1"], True),
         (["--compression", "onebit"], True),
+        (["--rule", "mean"], True),
+        (["--approach", "baseline"], True),
         (["--deadline", "9"], True),
+        (["--max-restarts", "1"], True),
     ],
 )
 def test_one_party_has_a_server_only_where_it_is_asked_for(
-    options: list[str], has_server: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    options: list[str],
+    has_server: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     job = RecordingJob()
+    stuck = Failure("server", 1, "still there", is_stuck=True)
+    monkeypatch.setattr(job, "wait", lambda: stuck if has_server else None)
     monkeypatch.setattr("tf_hips.cli.run.Job", lambda **_: job)
     (tmp_path / "train.py").write_text("raise SystemExit('must not run')")
     logs = ["--seed", "3", "--log-dir", str(tmp_path)]
     with pytest.raises(SystemExit) as ended:
         cli.main(["run", "--parties", "1", *options, *logs, str(tmp_path / "train.py")])
-    assert ended.value.code == 0
+    assert ended.value.code == int(has_server)
+    # The way out that is told does not lead back.
+    said = capsys.readouterr().err
+    assert (f"--parties 1 without {''.join(options[:1])} starts none\n" in said) == has_server
     assert set(job.told) == {"party0/worker0", "party0/worker1"}
     assert ("server" in job.commands) == has_server
     for told in job.told.values():

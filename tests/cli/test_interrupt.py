@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ctrl-C while a command still loads: exit code 130 and no traceback."""
+"""Ctrl-C while a command still loads, or waits for others: exit code 130 and no traceback."""
 
+import contextlib
+import signal
+import socket
 import subprocess
 import sys
 
@@ -42,3 +45,26 @@ def test_ctrl_c_while_it_loads(
     )
     assert (done.returncode, done.stderr) == (130, "")
     assert done.stdout.startswith(f"started, interrupted at {first}")
+
+
+@pytest.mark.heavy
+def test_ctrl_c_waits_for_no_server_that_is_silent() -> None:
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
+        servers = ",".join(f"127.0.0.1:{one.getsockname()[1]}" for one in silent)
+        asking = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "tf_hips.cli", "status", "--insecure"),
+                *("--server", servers, "--timeout", "600"),
+            ],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        stack.callback(asking.wait)
+        stack.callback(asking.kill)
+        for one in silent:
+            one.settimeout(30)
+            stack.enter_context(one.accept()[0])  # it is asked
+        asking.send_signal(signal.SIGINT)
+        said = asking.communicate(timeout=30)[1]
+        assert (asking.returncode, said) == (130, "")

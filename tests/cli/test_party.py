@@ -87,6 +87,17 @@ def test_without_a_server_the_site_is_alone(tell: str) -> None:
     assert told(done.stdout, "local/worker1")["run"] == ["local", 0, None]
 
 
+def test_a_site_is_announced_whole_or_not_at_all(tell: str, tmp_path: Path) -> None:
+    announce, before = tmp_path / "announce", tmp_path / "before"
+    announce.write_text("of a run before\n")
+    before.hardlink_to(announce)  # who had it open reads on in the same file
+    done = party("--announce", str(announce), "--", tell)
+    assert done.returncode == 0, done.stderr
+    assert announce.read_text() == "1 worker\n"
+    assert before.read_text() == "of a run before\n"
+    assert {path.name for path in tmp_path.iterdir()} == {"announce", "before", "tell.py"}
+
+
 def test_a_worker_below_the_server_of_its_party_is_told_so(tell: str) -> None:
     below = ("--server", "127.0.0.1:7071", "--insecure", "--server-role", "server")
     done = party(*below, "--intra", "ps", "--site", "west-0", "--", tell)

@@ -7,18 +7,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.comm.profiles import DGC, ONEBIT, codec, profile
-from tf_hips import cli
-from tf_hips.cli import cluster, info, simulate, status, tables
+from tf_hips import cli, tables
+from tf_hips.cli import cluster, info, simulate, status
 from tf_hips.cli import plan as plan_command
 from tf_hips.cli import profile as profile_command
 from tf_hips.cluster import fleet
 from tf_hips.comm.planner import make_plan
+from tf_hips.data import sets
 from tf_hips.report import page, runs
 from tf_hips.simulation import Result
 from tf_hips.simulation.description import Description, Group, Method, Traffic
+from tf_hips.trainer import data_sets
+from tf_hips.trainer.settings import Show
 
 CUT = "\u2026"
 Capture = pytest.CaptureFixture[str]
@@ -62,7 +66,7 @@ RESULT = Result(
     staleness=3.5,
 )
 RESULT_TEXTS = ["12.34 s", "56.78 s", "12.3%", "23.4%", "64.3%", "17.25", "11", "98765"]
-RESULT_TEXTS += ["1357", "4.56 MB", "7.89 MB", "3.5"]
+RESULT_TEXTS += ["1,357", "4.56 MB", "7.89 MB", "3.5"]
 
 
 def show_simulated() -> None:
@@ -88,7 +92,7 @@ def test_simulate_keeps_the_method_on_a_narrow_terminal(terminal: Narrow, capsys
     head, first, second, left_out, *_ = capsys.readouterr().out.splitlines()
     assert head.split() == ["method", "round", "idle", "steps", "steps/s", "up/round", "down/round"]
     assert max(map(len, (head, first, second))) <= 80
-    for text in (RESULT.method, "12.34 s", "64.3%", "17.25", "1357", "4.56 MB"):
+    for text in (RESULT.method, "12.34 s", "64.3%", "17.25", "1,357", "4.56 MB"):
         assert f" {text} " in f" {first} "
     assert left_out.startswith("left out in 80 columns: least, most, 95 %, transfer, compute")
 
@@ -142,6 +146,39 @@ def told(server: int | None = None) -> dict[str, Any]:
 
 COUNTS = ["16", "123456", "0", "128/128", "1.23 GiB", "0 B", "1234", "7 s ago"]
 LIARS = ["11", "22", "33", "44", "55", "66"]
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (999, "999 B"),
+        (1000, "0.977 KiB"),
+        (1023 * 2**10, "0.999 MiB"),
+        (999.6 * 2**20, "0.976 GiB"),
+        (12345 * 2**40, "12,345 TiB"),
+    ],
+)
+def test_bytes_have_no_exponent(number: float, text: str) -> None:
+    assert status._bytes(number) == text
+
+
+def test_long_rounds_have_no_exponent(capsys: Capture) -> None:
+    slow = {"round_s": 3600.0 * 30, "rounds": 2, "deadline_s": 1800.0}
+    status._show([{**told(), **slow}])
+    out = capsys.readouterr().out
+    assert ", 15 h 0 min a round, " in out
+    assert "quorum: 2 of 2, after 30 min" in out
+
+    assert simulate._seconds(0.99996) == "1 s"
+    assert simulate._seconds(12345.6) == "12,346 s"
+    assert simulate._bytes(999_600) == "1 MB"
+    simulate._show(
+        Description(Traffic(parameters=1000), (Group("all", 2, 1.0),), (Method("sync"),)),
+        [dataclasses.replace(RESULT, method="sync", steps_per_site=60560.2, steps_per_s=1e6)],
+        0.1,
+    )
+    row = columns_of(capsys.readouterr().out.splitlines()[1])
+    assert (row[6], row[9]) == ("60,560", "1,000,000")
 
 
 def columns_of(line: str) -> list[str]:
@@ -353,3 +390,41 @@ def test_a_table_takes_what_there_is(terminal: Narrow, capsys: Capture) -> None:
     rows = [("y" * 500, "1")]
     tables.show([words, number], rows, leave_out=("number", "absent"))
     assert capsys.readouterr().out.splitlines()[1] == f"{'y' * 500}       1"
+
+
+def show_split(monkeypatch: pytest.MonkeyPatch, classes: int) -> None:
+    labels = np.repeat(np.arange(classes), 20)
+    images = np.zeros((len(labels), 2, 2, 1), np.uint8)
+    part = sets.Rows(images, labels)
+    found = sets.DataSet("own", part, part, classes, "here")
+    monkeypatch.setattr(sets, "load", lambda *_, **__: found)
+    data_sets.show(Show(name="own", split="iid", parties=(1, 1)))
+
+
+def test_every_class_of_a_split_is_shown_in_a_pipe(
+    terminal: Narrow, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    show_split(monkeypatch, 120)
+    *_, said, head, first, second = capsys.readouterr().out.splitlines()
+    assert said == "rows of each worker, and of each of the 120 classes"
+    assert head.split() == ["worker", "rows", *map(str, range(120))]
+    for number, line in enumerate((first, second)):
+        worker, count, *of_classes = map(int, line.split())
+        assert (worker, count, len(of_classes)) == (number, 1200, 120)
+        assert sum(of_classes) == count
+
+
+def test_a_terminal_shows_the_classes_that_fit(
+    terminal: Narrow, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal(80)
+    show_split(monkeypatch, 12)
+    *_, said, head, _, _ = capsys.readouterr().out.splitlines()
+    assert said == "rows of each worker, and of each of the 12 classes"
+    assert head.split()[-1] == "11"
+    terminal(40)
+    show_split(monkeypatch, 12)
+    *_, said, head, first, _ = capsys.readouterr().out.splitlines()
+    assert said.startswith("rows of each worker, and of the first 7 of 12 classes; ")
+    assert head.split() == ["worker", "rows", *map(str, range(7))]
+    assert (len(first.split()), CUT in first) == (9, False)

@@ -57,6 +57,26 @@ WRONG = {
         ["state-server", "--insecure", "--revoked", "{binary}"],
         "--revoked lists certificates, and --insecure has none",
     ),
+    "the status of another machine in plain text": (
+        ["status", "--insecure", "--server", "127.0.0.1:1,192.0.2.1:7070"],
+        "--insecure is for a --server on loopback. Received: '127.0.0.1:1,192.0.2.1:7070'",
+    ),
+    "a server above in plain text on another machine": (
+        [*SERVER, "--uplink", "192.0.2.1:7070", "--site", "a"],
+        "--insecure is for a --uplink on loopback. Received: '192.0.2.1:7070'",
+    ),
+    "a state server in plain text for other machines": (
+        ["state-server", "--insecure", "--bind", "0.0.0.0:1"],
+        "--insecure is for a --bind on loopback. Received: '0.0.0.0:1'",
+    ),
+    "a deadline that no clock has": (
+        ["run", "--deadline", "1e10", "{script}"],
+        "must be a number of seconds > 0, at most 1e+09. Received: '1e10'",
+    ),
+    "a simulation written nowhere": (
+        ["simulate", "{folder}/sites.yaml", "--json", "{folder}/none/x.json"],
+        "--json must be a file in a folder that can be written. Received: {folder}/none/x.json",
+    ),
     "no command": ([], "required: COMMAND; `tf-hips --help` lists them"),
     "no command of certs": (["certs"], "required: COMMAND; `tf-hips certs --help` lists them"),
 }
@@ -164,8 +184,11 @@ def test_a_server_nobody_joined_is_explained(capsys: pytest.CaptureFixture[str])
     assert party.report(stuck) == 1
     explained, last = capsys.readouterr().err.splitlines()
     assert "HierarchicalPS" in explained
-    assert "--parties 1" in explained
+    assert explained.endswith("; --parties 1 starts none")
     assert last.startswith("tf-hips: server failed first (still there 15 s")
+    party.report(stuck, ["--deadline", "--max-restarts"])
+    explained, _ = capsys.readouterr().err.splitlines()
+    assert explained.endswith("--parties 1 without --deadline and --max-restarts starts none")
     assert party.report(Failure("server", 1, "exit code 1")) == 1
     assert len(capsys.readouterr().err.splitlines()) == 1
 

@@ -382,6 +382,18 @@ def test_after_a_broken_connection_the_machine_is_asked_again(
     assert asked == ["start" if act == "up" else "stop", "look"]
 
 
+def test_all_that_run_already_are_as_they_were_asked_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = ssh.Answer((("already", "7"),), 0, "", "")
+    monkeypatch.setattr(ssh, "call", lambda *_: answer)
+    cluster = load(folder)
+    heard: list[fleet.Outcome] = []
+    fleet.up(cluster, cluster.roles, 1.0, heard.append)
+    assert len(heard) == len(cluster.roles)
+    assert {(one.is_good, one.state) for one in heard} == {(True, "runs already")}
+
+
 def test_options_of_ssh_come_before_ours() -> None:
     words = ssh.command("h", ["-p", "2", "-o", "ConnectTimeout=3"], "look", ["/a b"])
     assert words[:3] == ["ssh", "-o", "BatchMode=yes"]

@@ -307,7 +307,7 @@ def test_plain_text_is_for_loopback() -> None:
         StateServerConfig("10010")
     with pytest.raises(SystemExit) as ended:
         cli.main(["state-server", "--bind", "0.0.0.0:0", "--insecure"])
-    assert ended.value.code == 1
+    assert ended.value.code == 2
 
 
 def test_a_server_needs_the_certificate_of_one(certificates: Certificates) -> None:

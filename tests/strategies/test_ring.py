@@ -131,7 +131,8 @@ def test_mistakes_are_errors_on_all_ranks():
         with pytest.raises(ValueError, match="must be left out with powersgd"):
             CompressedRing("error_feedback(powersgd)", **way)
     joined = config.Run(uplink=config.Uplink("hub:7070", "west"))
-    with pytest.raises(ConfigError, match=r"HierarchicalPS, or `tf-hips run --parties 1`.*`west`"):
+    advice = r"HierarchicalPS, or `tf-hips run --parties 1` without .*--compression.*`west`"
+    with pytest.raises(ConfigError, match=advice):
         CompressedRing(config=joined)  # it would train a model for itself
     strategy = CompressedRing()
 

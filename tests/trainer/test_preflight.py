@@ -147,10 +147,11 @@ def test_a_job_of_several_needs_no_server_for_local_steps(alone, monkeypatch, ca
     with pytest.raises(SystemExit) as ended:
         main([*DIGITS, "-m", "fedavg"])
     assert ended.value.code is None
-    with pytest.raises(SystemExit) as ended:
-        main([*DIGITS, "-m", "async"])
-    assert ended.value.code == 2
-    assert "needs a server" in capsys.readouterr().err
+    for mode in ("async", "hfa"):
+        with pytest.raises(SystemExit) as ended:
+            main([*DIGITS, "-m", mode])
+        assert ended.value.code == 2
+        assert f"--mode {mode} needs a server" in capsys.readouterr().err
 
 
 def test_it_is_said_without_tensorflow(tmp_path):

@@ -25,6 +25,8 @@ _ON = {"1", "true", "yes", "on"}
 _OFF = {"", "0", "false", "no", "off"}
 
 
+_MAX_SECONDS = 1e9
+
 # What argparse says; newer versions have no quotes around the choices.
 _WRONG_CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)$")
 
@@ -101,13 +103,16 @@ def seed(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """A positive number of seconds."""
+    """A positive number of seconds, at most 1e9: thirty years."""
     try:
         value = float(text)
     except ValueError:
         value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a number of seconds > 0. Received: {text!r}")
+    # What waits adds the clock, counts in nanoseconds or in a C int; much longer means no wait.
+    if not 0 < value <= _MAX_SECONDS:
+        raise argparse.ArgumentTypeError(
+            f"must be a number of seconds > 0, at most {_MAX_SECONDS:.0e}. Received: {text!r}"
+        )
     return value
 
 
@@ -284,6 +289,24 @@ def identity(options: argparse.Namespace, prefix: str = "") -> Tls | None:
     found = Tls(**{name: str(Path(path).resolve()) for name, path in files.items()})
     _check_loads(found)
     return found
+
+
+def check_loopback(name: str, addresses: str, tls: Tls | None) -> None:
+    """Looks whether plain text stays on this machine, before anything is started.
+
+    Args:
+        name: of the option, `--server`.
+        addresses: what it was given: `HOST:PORT`, or several with commas between them.
+        tls: what `identity` made of the options; None: plain text.
+
+    Raises:
+        UsageError: plain text would go to another machine, or come from one.
+    """
+    from tf_hips.ps.transport.sockets import is_loopback, split_address
+
+    hosts = [split_address(address)[0] for address in addresses.split(",")]
+    if tls is None and not all(map(is_loopback, hosts)):
+        raise UsageError(f"--insecure is for a {name} on loopback. Received: {addresses!r}")
 
 
 def _check_loads(identity: Tls) -> None:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tf_hips.cli import arguments, tables
+from tf_hips import tables
+from tf_hips.cli import arguments
 from tf_hips.config import SERVER_ROLES, Tls
 from tf_hips.log import printable
 

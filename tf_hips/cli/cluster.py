@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tf_hips.cli import arguments, config_file, party, server, tables
+from tf_hips import tables
+from tf_hips.cli import arguments, config_file, party, server
 from tf_hips.log import printable
 
 _PATIENCE_S = 60.0

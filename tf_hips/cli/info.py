@@ -10,7 +10,7 @@ import platform
 from typing import Any
 
 import tf_hips
-from tf_hips.cli import tables
+from tf_hips import tables
 from tf_hips.errors import LibraryError
 
 _DISTRIBUTIONS = {

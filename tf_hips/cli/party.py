@@ -138,10 +138,12 @@ def run(options: argparse.Namespace) -> int:
     command = arguments.script_command(options.script, options.arguments)
     uplink = None
     if options.server is not None:
+        tls = arguments.identity(options)
+        arguments.check_loopback("--server", options.server, tls)
         uplink = config.Uplink(
             options.server,
             options.site,
-            _identity(options),
+            tls,
             options.deadline or _DEADLINE_S,
             options.server_role or config.Uplink.server_role,
         )
@@ -206,7 +208,7 @@ def run(options: argparse.Namespace) -> int:
             _start_remote_workers(job, options, told, hosts, number, command)
         if options.announce:
             many = "workers" if number > 1 else "worker"
-            Path(options.announce).write_text(f"{number} {many}\n", encoding="utf-8")
+            config.write_whole(f"{number} {many}\n", options.announce)
         failure = job.wait()
     return report(failure)
 
@@ -315,34 +317,29 @@ def thread_defaults(environment: Mapping[str, str], processes: int) -> dict[str,
     return {name: value for name, value in defaults.items() if name not in environment}
 
 
-def report(failure: Failure | None) -> int:
-    """Says in one last line who failed first; returns the exit code of the job."""
+def report(failure: Failure | None, server_options: Sequence[str] = ()) -> int:
+    """Says in one last line who failed first; returns the exit code of the job.
+
+    Args:
+        failure: who failed first, and why; None: nobody.
+        server_options: names of the options given that start a server for one party, too.
+    """
     if failure is None:
         return 0
     if failure.role == "launcher":
         sys.stderr.write(f"tf-hips: {failure.reason}; all processes ended\n")
     else:
         if failure.is_stuck:
+            without = f" without {' and '.join(server_options)}" if server_options else ""
             sys.stderr.write(
                 "tf-hips: the workers have ended, and the run is not over for the server. A script "
-                "that makes no step with HierarchicalPS joins no server; --parties 1 starts none\n"
+                "that makes no step with HierarchicalPS joins no server; --parties 1"
+                f"{without} starts none\n"
             )
         sys.stderr.write(
             f"tf-hips: {failure.role} failed first ({failure.reason}); all processes ended\n"
         )
     return failure.code
-
-
-def _identity(options: argparse.Namespace) -> config.Tls | None:
-    from tf_hips.ps.transport.sockets import is_loopback, split_address
-
-    found = arguments.identity(options)
-    hosts = [split_address(server)[0] for server in options.server.split(",")]
-    if found is None and not all(map(is_loopback, hosts)):
-        raise arguments.UsageError(
-            f"--insecure is for a --server on loopback. Received: {options.server!r}"
-        )
-    return found
 
 
 def _hosts(options: argparse.Namespace) -> list[tuple[str, int]]:

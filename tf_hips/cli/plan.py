@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tf_hips.cli import arguments, tables
+from tf_hips import tables
+from tf_hips.cli import arguments
 
 if TYPE_CHECKING:
     from tf_hips.comm.plan import Plan

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tf_hips import config
-from tf_hips.cli import arguments, party, tables
+from tf_hips import config, tables
+from tf_hips.cli import arguments, party
 from tf_hips.cli.processes import Job
 
 if TYPE_CHECKING:

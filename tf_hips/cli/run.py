@@ -53,7 +53,8 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--server",
         action="store_true",
-        help="start a server for one party, too, as --compression, --rule and --deadline do",
+        help="start a server for one party, too, as --servers, --intra ps, --compression, --rule, "
+        "--approach, --deadline and --max-restarts do",
     )
     parser.add_argument(
         "--servers",
@@ -120,7 +121,7 @@ def run(options: argparse.Namespace) -> int:
         first = party_servers.leaf("party0", 0) if options.intra == "ps" else "party0"
         job = stack.enter_context(Job(progress_role=party.worker_role(first, 0)))
         failure = _start(job, stack, options, command, Path(folder)) or job.wait()
-    return party.report(failure)
+    return party.report(failure, _server_options(options))
 
 
 def check_size(options: argparse.Namespace) -> None:
@@ -155,7 +156,7 @@ def _start(
     )
     # A server that nobody joins would wait for ever, and `CompressedRing` never joins one.
     uplinks: list[config.Uplink] | list[None] = [None]
-    if _needs_server(options):
+    if options.parties > 1 or _server_options(options):
         started = _start_servers(job, options, run, sites, folder)
         if started is None:
             return job.wait()
@@ -183,12 +184,19 @@ def _start(
     return None
 
 
-def _needs_server(options: argparse.Namespace) -> bool:
-    is_asked_for = options.server or options.servers or options.compression or options.rule
-    is_asked_for = is_asked_for or options.intra == "ps"
-    return bool(
-        options.parties > 1 or is_asked_for or options.max_restarts or options.deadline is not None
-    )
+def _server_options(options: argparse.Namespace) -> list[str]:
+    """The options given that start a server for one party, too; those that the help names."""
+    given = {
+        "--server": options.server,
+        "--servers": options.servers,
+        "--intra ps": options.intra == "ps",
+        "--compression": options.compression,
+        # `--approach` has become one.
+        "--rule" if options.approach is None else "--approach": options.rule,
+        "--deadline": options.deadline,
+        "--max-restarts": options.max_restarts,
+    }
+    return [name for name, value in given.items() if value]
 
 
 def _start_servers(

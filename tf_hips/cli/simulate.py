@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tf_hips.cli import arguments, tables
+from tf_hips import tables
+from tf_hips.cli import arguments
 
 if TYPE_CHECKING:
     from tf_hips.simulation import Description, Result
@@ -49,6 +50,8 @@ def run(options: argparse.Namespace) -> int:
         config.write(calibrated(options.calibrate), options.file, VERSION)
         sys.stdout.write(f"wrote {options.file}\n")
         return 0
+    if options.json not in (None, "-"):
+        arguments.check_output("--json", options.json)
     description = Description.read(options.file)
     began = time.monotonic()
 
@@ -87,10 +90,10 @@ def _show(description: "Description", results: "list[Result]", took_s: float) ->
             f"{one.compute_share:.1%}",
             f"{one.transfer_share:.1%}",
             f"{one.idle_share:.1%}",
-            f"{one.steps_per_site:.4g}",
+            tables.short(one.steps_per_site, 4),
             str(one.least_steps),
             str(one.most_steps),
-            f"{one.steps_per_s:.4g}",
+            tables.short(one.steps_per_s, 4),
             _bytes(one.up_bytes),
             _bytes(one.down_bytes),
             f"{one.staleness:.1f}" if one.staleness else "-",
@@ -119,11 +122,11 @@ def _counted(description: "Description", results: "list[Result]") -> str:
 
 
 def _seconds(value: float) -> str:
-    return f"{value:.4g} s" if value >= 1 else f"{value * 1e3:.3g} ms"
+    return f"{tables.short(value, 4)} s" if value >= 0.9995 else f"{value * 1e3:.3g} ms"
 
 
 def _bytes(value: float) -> str:
     unit = 0
-    while value >= 1000 and unit < len(_UNITS) - 1:
+    while value >= 999.5 and unit < len(_UNITS) - 1:
         value, unit = value / 1000, unit + 1
-    return f"{value:.3g} {_UNITS[unit]}"
+    return f"{tables.short(value)} {_UNITS[unit]}"

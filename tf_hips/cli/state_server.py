@@ -4,10 +4,10 @@
 import argparse
 import signal
 import sys
-from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from tf_hips import config
 from tf_hips.cli import arguments
 
 
@@ -38,13 +38,13 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Serves until it is told to end; SIGTERM ends in peace."""
     identity = arguments.identity(options)
+    arguments.check_loopback("--bind", options.bind, identity)
     if options.insecure and options.revoked is not None:
         raise arguments.UsageError(
             f"--revoked lists certificates, and --insecure has none. Received: {options.revoked}"
         )
     if options.announce is not None:
         arguments.check_output("--announce", options.announce)
-    import os
     import threading
 
     from tf_hips.ps.server.state_server import StateServer, StateServerConfig
@@ -54,10 +54,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         signal.signal(signal.SIGTERM, _end)
         if options.announce:
-            path = Path(options.announce)
-            whole = path.with_name(f".{path.name}.{os.getpid()}")
-            whole.write_text(f"{server.address}\n", encoding="ascii")
-            whole.replace(path)
+            config.write_whole(f"{server.address}\n", options.announce)
         sys.stderr.write(f"tf-hips state-server: listens at {server.address}\n")
         threading.Event().wait()
     finally:

@@ -2,12 +2,14 @@
 """`tf-hips status`: what the run of a server, or of several, is doing, as a table or as JSON."""
 
 import argparse
-import concurrent.futures
 import json
 import sys
+import threading
+from concurrent.futures import Future
 from typing import Any
 
-from tf_hips.cli import arguments, tables
+from tf_hips import tables
+from tf_hips.cli import arguments
 from tf_hips.config import SERVER_ROLES
 from tf_hips.log import printable
 
@@ -60,6 +62,7 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Asks and prints; 1 where the run has ended for a reason, or one of several is silent."""
     tls = arguments.identity(options)
+    arguments.check_loopback("--server", options.server, tls)
     servers = options.server.split(",")
     role = options.server_role
     if len(servers) == 1:
@@ -77,17 +80,24 @@ def run(options: argparse.Namespace) -> int:
 def _ask_all(
     servers: list[str], run_name: str, tls: Any, timeout_s: float, role: str
 ) -> list[dict[str, Any]]:
-    """What each server tells, and as its `server` which it is; the `error` of one that does not."""
+    """What each server tells, and as its `server` which it is; the `error` of one that does not.
+
+    Ctrl-C ends it at once: nobody waits for the threads.
+    """
     from tf_hips.errors import TfHipsError
 
-    def one(server: str) -> dict[str, Any]:
+    def one(server: str, answer: "Future[dict[str, Any]]") -> None:
         try:
-            return {"server": server, **ask(server, run_name, tls, timeout_s, role)}
+            answer.set_result({"server": server, **ask(server, run_name, tls, timeout_s, role)})
         except TfHipsError as error:
-            return {"server": server, "error": str(error)}
+            answer.set_result({"server": server, "error": str(error)})
+        except Exception as error:  # noqa: BLE001 - handed to the caller, which raises it
+            answer.set_exception(error)
 
-    with concurrent.futures.ThreadPoolExecutor(len(servers)) as pool:
-        return list(pool.map(one, servers))
+    answers: list[Future[dict[str, Any]]] = [Future() for _ in servers]
+    for given in zip(servers, answers, strict=True):
+        threading.Thread(target=one, args=given, daemon=True).start()
+    return [answer.result() for answer in answers]
 
 
 def ask(
@@ -199,7 +209,7 @@ def _show_server(console: Any, told: dict[str, Any]) -> None:
         name = f" {told['server']}, shard {index} of {count}"
     if told["ended"]:
         console.print(f"server{name} ended: {printable(told['ended'])}")
-    per_round = f"{told['round_s'] / told['rounds']:.3g} s a round, " if told["rounds"] else ""
+    per_round = f"{_span(told['round_s'] / told['rounds'])} a round, " if told["rounds"] else ""
     refused = "1 call" if told["refused"] == 1 else f"{told['refused']} calls"
     console.print(
         f"server{name}: up for {_time(told['uptime_s'])}, {per_round}{refused} refused, "
@@ -207,7 +217,7 @@ def _show_server(console: Any, told: dict[str, Any]) -> None:
     )
     if told["quorum"] is not None:
         deadline_s = told["deadline_s"]
-        when = "when all have come" if deadline_s is None else f"after {deadline_s:.3g} s"
+        when = "when all have come" if deadline_s is None else f"after {_span(deadline_s)}"
         console.print(f"quorum: {told['quorum']} of {len(told['children'])}, {when}")
     above = told["uplink"]
     if above is not None:
@@ -231,11 +241,15 @@ def _header(name: str) -> str:
 
 
 def _bytes(number: float) -> str:
-    for unit in _UNITS[:-1]:
-        if number < 1024:
-            return f"{number:.3g} {unit}"
-        number /= 1024
-    return f"{number:.3g} {_UNITS[-1]}"
+    unit = 0
+    # Not at 1024: 1000 has a digit too many.
+    while number >= 999.5 and unit < len(_UNITS) - 1:
+        number, unit = number / 1024, unit + 1
+    return f"{tables.short(number)} {_UNITS[unit]}"
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds < 999.5 else _time(seconds)
 
 
 def _time(seconds: float) -> str:

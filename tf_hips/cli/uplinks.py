@@ -58,7 +58,8 @@ def of(options: argparse.Namespace) -> config.Uplink | None:
     """The way up that the options describe; None where there is no server above.
 
     Raises:
-        UsageError: options are missing, or there are some without `--uplink`.
+        UsageError: options are missing, there are some without `--uplink`, or plain text would
+            go to another machine.
     """
     if options.uplink is None:
         for name in (*_TOLD, "uplink_role"):
@@ -76,6 +77,7 @@ def of(options: argparse.Namespace) -> config.Uplink | None:
         ),
         prefix="uplink-",
     )
+    arguments.check_loopback("--uplink", options.uplink, tls)
     return config.Uplink(
         options.uplink, options.site, tls, server_role=options.uplink_role or "global-server"
     )

@@ -17,7 +17,6 @@ from tf_hips.cluster.ssh import Answer
 
 # An sshd takes ten connections that have not logged in yet, and starts to refuse others.
 _AT_ONCE = 8
-_RUNS = "runs already"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +81,7 @@ def up(cluster: Cluster, roles: Sequence[Role], patience_s: float, tell: Tell) -
 
     def hear(outcome: Outcome) -> None:
         nonlocal is_served
-        is_served &= outcome.is_good or outcome.state == _RUNS
+        is_served &= outcome.is_good
         tell(outcome)
 
     servers = [role for role in roles if isinstance(role, ServerSite)]
@@ -182,8 +181,9 @@ def _start(cluster: Cluster, patience_s: float, role: Role) -> Outcome:
         return Outcome(name, host, True, "running", f"pid {pid}, {what}")
     if word == "over":
         return Outcome(name, host, rest == "0", f"over, exit code {rest}", last)
+    if word == "already":
+        return Outcome(name, host, True, "runs already", f"pid {pid}; `tf-hips down` ends it")
     details = {
-        "already": (_RUNS, f"pid {pid}; `tf-hips down` ends it"),
         "ended": (f"ended, exit code {rest}", last),
         "slow": ("not ready", f"pid {pid} runs, but was not ready after {patience_s:.0f} s"),
         "absent": ("not started", f"{folder} is not complete there; `tf-hips sync` copies it"),

@@ -13,7 +13,7 @@ that TensorFlow takes a part of a tensor without a copy, and rows are read by wh
 Invariant: how a message is laid out is a function of the sizes of its pieces.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import tensorflow as tf
@@ -90,8 +90,16 @@ class Packets(Wire):
     # Fewer than of a sum: decoding and ruling take longer than the link does, and overlap.
     bucket_elements = 1 << 22
 
-    def __init__(self, codec: Codec, recode: "Recode") -> None:
-        """Takes what encodes gradients, and what encodes results."""
+    def __init__(
+        self, codec: Codec, recode: Callable[[Piece, tf.Tensor, tf.Tensor], tf.Tensor]
+    ) -> None:
+        """Takes what encodes gradients, and what encodes results.
+
+        Args:
+            codec: encodes gradients.
+            recode: makes the packet of the result of a piece that this rank owns, of the piece, its
+                value and the step; called once per step.
+        """
         self._codec = codec
         self._recode = recode
         self.compressor: Compressor = codec.compressor
@@ -140,13 +148,6 @@ class Packets(Wire):
             bucket, range(primitives.size()), packets, self.compressor.for_sums, None, []
         )
         return found
-
-
-class Recode(Protocol):
-    """Encodes the result of a piece that this rank owns; once per step."""
-
-    def __call__(self, piece: Piece, value: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-        """Returns the packet."""
 
 
 class Values(Wire):

@@ -44,7 +44,7 @@ from tf_hips.ops.compressor import CHUNK
 from tf_hips.ops.native import Floats
 from tf_hips.ops.native_robust import Doubles
 from tf_hips.ops.registry import Parameter
-from tf_hips.robust.aggregator import Aggregation, Aggregator, Decision, Measures, parse
+from tf_hips.robust.aggregator import Aggregation, Aggregator, Decision, Measures
 from tf_hips.robust.rows import Limits, Rejected, Rows, as_rows, totals
 from tf_hips.robust.value import needs_pairs
 
@@ -307,18 +307,6 @@ def split(text: str) -> tuple[int | None, str] | None:
         return (int(_K.checked(given[_K.name])) if given else None), rest
     except TypeError as error:
         raise ValueError(str(error)) from error
-
-
-def parse_sketched(text: str) -> Sketched:
-    """Turns a text such as "sketched(k=512) >> krum(f=1)" into what it names.
-
-    Raises:
-        ValueError: it names something else.
-    """
-    found = split(text)
-    if found is None:
-        raise ValueError(f"the text must begin with `{NAME}`. Received: {text[:320]!r}")
-    return Sketched(parse(found[1]), found[0])
 
 
 def why_not(rule: Aggregator) -> str | None:

@@ -90,8 +90,10 @@ class CompressedRing(PartyStrategy):
         if run.uplink is not None:  # each party would train a model of its own
             raise ConfigError(
                 "CompressedRing must run in one party, without a server: use HierarchicalPS, or "
-                f"`tf-hips run --parties 1`. Received: party `{run.uplink.site}` of the server "
-                f"{run.uplink.server}"
+                "`tf-hips run --parties 1` without --server, --servers, --intra ps, --compression, "
+                "--rule, --approach, --deadline and --max-restarts, each of which starts one "
+                "(`tf-hips party -np N` takes --compression and --rule and starts none). Received: "
+                f"party `{run.uplink.site}` of the server {run.uplink.server}"
             )
         chosen = chosen_compression(compression, run)
         rule = chosen_aggregator(robust, run)

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
+from tf_hips import tables
 from tf_hips.data import sets, splits
 from tf_hips.data.sets import names, prepared
 from tf_hips.errors import ConfigError
 from tf_hips.trainer.settings import Prepare, Show
-
-_WIDE = 400
 
 
 def show(told: Show) -> None:
@@ -20,40 +19,49 @@ def show(told: Show) -> None:
     Raises:
         ConfigError: it is not there, or is damaged.
     """
-    from rich.console import Console
-    from rich.table import Table
-
-    # A file or a pipe has no width; what is cut off there would be lost.
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDE)
     if told.name is None:
-        table = Table("data set", "where", box=None, pad_edge=False)
-        for name in sets.NAMES:
-            table.add_row(name, _where(name, told.data_dir))
-        console.print(table)
-        console.print("others: any that tensorflow-datasets has prepared, by its name")
+        columns = (tables.Column("data set"), tables.Column("where", folds=True))
+        tables.show(columns, [(name, _where(name, told.data_dir)) for name in sets.NAMES])
+        tables.console().print("others: any that tensorflow-datasets has prepared, by its name")
         return
     data = sets.load(told.name, told.data_dir, image_size=told.image_size)
-    table = Table("", "", show_header=False, box=None, pad_edge=False)
-    table.add_row("data set", data.name)
-    table.add_row("from", data.source)
-    table.add_row("sample", " x ".join(map(str, data.shape)) + (" bytes" if data.is_text else ""))
-    table.add_row("classes", str(data.classes))
-    table.add_row("rows", f"{len(data.train)} to train on, {len(data.test)} to test on")
-    console.print(table)
-    if told.split is None:
-        return
-    split = splits.parse(told.split)
+    facts = (
+        ("data set", data.name),
+        ("from", data.source),
+        ("sample", " x ".join(map(str, data.shape)) + (" bytes" if data.is_text else "")),
+        ("classes", str(data.classes)),
+        ("rows", f"{len(data.train)} to train on, {len(data.test)} to test on"),
+    )
+    tables.show((tables.Column(""), tables.Column("", folds=True)), facts, has_head=False)
+    if told.split is not None:
+        _show_split(data, told, splits.parse(told.split))
+
+
+def _show_split(data: sets.DataSet, told: Show, split: splits.Split) -> None:
+    """How many rows each worker gets, and how many of each class; on a terminal of those that fit.
+
+    Columns that are left out would be named one by one, of a thousand classes too.
+    """
     found = splits.parts(data.train.y, split, told.parties, seed=told.seed, level=told.split_over)
-    console.print(f"\nsplit {split.text} over each {told.split_over}, seed {told.seed}")
-    rows = Table("worker", box=None, pad_edge=False)
-    rows.add_column("rows", justify="right")
-    shown = range(min(data.classes, 10))
-    for label in shown:
-        rows.add_column(f"class {label}", justify="right")
+    rows = []
     for worker, part in enumerate(found):
         counts = np.bincount(data.train.y[part], minlength=data.classes)
-        rows.add_row(str(worker), str(len(part)), *(str(counts[label]) for label in shown))
-    console.print(rows)
+        rows.append((str(worker), str(len(part)), *map(str, counts)))
+    labels = map(str, range(data.classes))
+    columns = (tables.Column("worker"), *tables.numbers("rows", *labels))
+    shown = data.classes
+    if not tables.fits(columns, rows):
+        shown = 1
+        while tables.fits(columns[: 3 + shown], [row[: 3 + shown] for row in rows]):
+            shown += 1
+    out = tables.console()
+    title = f"\nsplit {split.text} over each {told.split_over}, seed {told.seed}"
+    out.print(title, soft_wrap=True)
+    which = f"each of the {data.classes} classes"
+    if shown < data.classes:
+        which = f"the first {shown} of {data.classes} classes; a file or a pipe gets all"
+    out.print(f"rows of each worker, and of {which}", soft_wrap=True)
+    tables.show(columns[: 2 + shown], [row[: 2 + shown] for row in rows])
 
 
 def prepare(told: Prepare) -> None:

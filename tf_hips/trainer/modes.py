@@ -162,7 +162,7 @@ MODES: Mapping[str, Mode] = MappingProxyType(
             "workers meet in their party, and parties more rarely",
             "tf_hips.trainer.rounds:hfa",
             options=("local_steps", "party_rounds", "weighting", *_OUTER),
-            needs="workers",
+            needs="server",
         ),
         "diloco": Mode(
             "many local steps, and Nesterov's momentum over the means",

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from tf_hips import log
+from tf_hips.config import write_whole
 from tf_hips.errors import PeerError
 from tf_hips.ps.server.server import Server
 from tf_hips.ps.session.settings import ServerConfig
@@ -32,10 +33,7 @@ def serve(config: ServerConfig, announce: str | Path | None = None) -> None:
     server.start()
     try:
         if announce is not None:
-            path = Path(announce)
-            whole = path.with_name(f".{path.name}.{os.getpid()}")
-            whole.write_text(f"{server.address}\n", encoding="ascii")
-            whole.replace(path)
+            write_whole(f"{server.address}\n", announce)
         reason = server.wait()
     except SystemExit:
         if server.can_be_left():

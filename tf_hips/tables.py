@@ -41,6 +41,11 @@ def numbers(*names: str) -> tuple[Column, ...]:
     return tuple(Column(name, is_right=True) for name in names)
 
 
+def short(value: float, digits: int = 3) -> str:
+    """A number >= 0 of so many digits; from 1000 on a whole one, `60,560`, and not `6.06e+04`."""
+    return f"{value:,.0f}" if value >= 999.5 else f"{value:.{digits}g}"
+
+
 def console() -> "Console":
     """Stdout, as wide as what is printed where it is no terminal; text is printed as it is."""
     from rich.console import Console
@@ -51,6 +56,11 @@ def console() -> "Console":
         emoji=False,  # `:100:` in an address is none
         width=None if sys.stdout.isatty() else _NO_WIDTH,
     )
+
+
+def fits(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> bool:
+    """Whether `show` can print a table without leaving out columns and in one line a row."""
+    return not rows or _least_width(columns, rows, range(len(columns)), True) <= console().width
 
 
 def show(
