@@ -108,7 +108,7 @@ def test_what_rank_0_loads_between_two_fits():
 
     from tests.strategies import training
     from tf_hips.comm import primitives
-    from tf_hips.strategies import CompressedRing
+    from tf_hips.strategies import CompressedRing, local
 
     rank = primitives.rank()
     own = training.shard(training.data(32), rank, 2)
@@ -147,3 +147,29 @@ def test_what_rank_0_loads_between_two_fits():
     training.assert_same_on_all_ranks(model)
     for weight in (frozen.kernel, head.kernel, normal.gamma):
         assert (weight.numpy() == 0.5).all()
+
+    # An evaluation is that of one model, also after training.
+    if rank == 0:
+        model.set_weights([np.full_like(weight, 0.25) for weight in model.get_weights()])
+    told = model.evaluate(*own, verbose=0)
+    training.assert_same_on_all_ranks(model)
+    assert (normal.moving_mean.numpy() == 0.25).all()
+    everyone = [
+        np.concatenate(one)
+        for one in zip(*primitives.gather_objects([array.tolist() for array in own]), strict=True)
+    ]
+    expected = np.mean((model.predict(everyone[0], verbose=0) - everyone[1]) ** 2)
+    np.testing.assert_allclose(told, expected, rtol=1e-5)
+
+    # Batches by hand move statistics on each worker by its own rows: they are averaged, not loaded.
+    for _ in range(2):
+        model.train_on_batch(own[0] + rank, own[1])
+    means = primitives.gather_objects(normal.moving_mean.numpy().tolist())
+    assert means[0] != means[1]
+    with local():
+        model.evaluate(*own, verbose=0)
+    assert normal.moving_mean.numpy().tolist() == means[rank]
+    model.evaluate(*own, verbose=0)
+    training.assert_same_on_all_ranks(model)
+    np.testing.assert_allclose(normal.moving_mean.numpy(), np.mean(means, 0), rtol=1e-6)
+    assert not (normal.moving_mean.numpy() == 0.25).any()
