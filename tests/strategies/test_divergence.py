@@ -99,3 +99,77 @@ def test_what_one_rank_does_alone():
         lazy, optimizer = keras.Sequential([keras.layers.Dense(3)]), keras.optimizers.SGD(0.1)
     with pytest.raises(ProtocolError, match="Weights must exist before the first eager step"):
         strategy.run(step, (lazy, optimizer))
+
+
+@ranks(2)
+def test_what_rank_0_loads_between_two_fits():
+    import keras
+    import numpy as np
+
+    from tests.strategies import training
+    from tf_hips.comm import primitives
+    from tf_hips.strategies import CompressedRing, local
+
+    rank = primitives.rank()
+    own = training.shard(training.data(32), rank, 2)
+    strategy = CompressedRing()
+
+    def compile_anew():
+        with strategy.scope():
+            model.compile(keras.optimizers.Adam(0.01), "mse", run_eagerly=True)
+
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((6,)),
+                keras.layers.Dense(4, trainable=False),
+                keras.layers.BatchNormalization(momentum=0.5),
+                keras.layers.Dense(3),
+            ]
+        )
+    frozen, normal, head = model.layers
+    compile_anew()
+    training.fit(model, own)
+
+    # A frozen backbone: a mean of the two would be nobody's.
+    if rank == 0:
+        frozen.set_weights([np.full((6, 4), 10.0), np.zeros(4)])
+    training.fit(model, own)
+    training.assert_same_on_all_ranks(model)
+    assert (frozen.kernel.numpy() == 10.0).all()
+
+    # All of a model, which is then compiled again: its slots are new, its weights are not.
+    if rank == 0:
+        model.set_weights([np.full_like(weight, 0.5) for weight in model.get_weights()])
+    compile_anew()
+    model.optimizer.learning_rate = 0.0
+    training.fit(model, own)
+    training.assert_same_on_all_ranks(model)
+    for weight in (frozen.kernel, head.kernel, normal.gamma):
+        assert (weight.numpy() == 0.5).all()
+
+    # An evaluation is that of one model, also after training.
+    if rank == 0:
+        model.set_weights([np.full_like(weight, 0.25) for weight in model.get_weights()])
+    told = model.evaluate(*own, verbose=0)
+    training.assert_same_on_all_ranks(model)
+    assert (normal.moving_mean.numpy() == 0.25).all()
+    everyone = [
+        np.concatenate(one)
+        for one in zip(*primitives.gather_objects([array.tolist() for array in own]), strict=True)
+    ]
+    expected = np.mean((model.predict(everyone[0], verbose=0) - everyone[1]) ** 2)
+    np.testing.assert_allclose(told, expected, rtol=1e-5)
+
+    # Batches by hand move statistics on each worker by its own rows: they are averaged, not loaded.
+    for _ in range(2):
+        model.train_on_batch(own[0] + rank, own[1])
+    means = primitives.gather_objects(normal.moving_mean.numpy().tolist())
+    assert means[0] != means[1]
+    with local():
+        model.evaluate(*own, verbose=0)
+    assert normal.moving_mean.numpy().tolist() == means[rank]
+    model.evaluate(*own, verbose=0)
+    training.assert_same_on_all_ranks(model)
+    np.testing.assert_allclose(normal.moving_mean.numpy(), np.mean(means, 0), rtol=1e-6)
+    assert not (normal.moving_mean.numpy() == 0.25).any()

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Callbacks that a strategy puts into a `fit`: the last one, and stand-ins for some of Keras'."""
 
-import itertools
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -15,6 +14,7 @@ from tf_hips.errors import ProtocolError
 from tf_hips.strategies import agreeing
 from tf_hips.strategies.adapted import adapted, check_equal, is_adapted
 from tf_hips.strategies.logs import digests
+from tf_hips.strategies.replicated import difference, frozen, replicated
 
 if TYPE_CHECKING:
     from tf_hips.strategies.party import PartyStrategy
@@ -105,14 +105,15 @@ class Closing(keras.callbacks.Callback):
         """
         if self._strategy._is_alone():
             return
-        mine = [bool(self.model.stop_training), digests(_replicated(self.model))]
+        mine = [bool(self.model.stop_training), digests(replicated(self.model))]
         what, parties = "whether to stop after an epoch", agreeing.doubted(self._strategy)
         told_by_all = self._strategy.gather_objects(mine, what)
         told_by_all = agreeing.sound(parties, told_by_all, _is_end, what)
         self.model.stop_training = any(wish for wish, _ in filter(None, told_by_all))
         what = f"the model after epoch {epoch + 1}"
-        different = self._difference(
-            agreeing.compared(parties, told_by_all, mine, lambda one: one[1], what)
+        different = difference(
+            replicated(self.model),
+            agreeing.compared(parties, told_by_all, mine, lambda one: one[1], what),
         )
         if different:
             raise ProtocolError(
@@ -121,15 +122,29 @@ class Closing(keras.callbacks.Callback):
                 "workers, with the same decisions."
             )
 
-    def _digests_if_equal(self) -> list[int] | None:
-        """What this worker begins with, unless it is going to get the first worker's anyway."""
-        variables = _replicated(self.model)
-        is_equal = self._strategy.beginning.is_equal(variables)
-        return digests(variables) if is_equal else None
+    def _begun_with(self) -> list[Any]:
+        """What all must have alike before a `fit`."""
+        return [*replicated(self.model), *frozen(self.model)]
+
+    def _digests_if_equal(self) -> list[int | None] | None:
+        """What this worker begins with; None of what gets the first worker's value anyway.
+
+        Each by itself: after another `compile` only slots are new.
+        """
+        beginning, variables = self._strategy.beginning, self._begun_with()
+        equal = [variable for variable in variables if beginning.is_equal([variable])]
+        if not equal:
+            return None
+        told = {id(one): digest for one, digest in zip(equal, digests(equal), strict=True)}
+        return [told.get(id(variable)) for variable in variables]
 
     def _begin_equal(self, everyone: agreeing.Named) -> None:
-        """Takes the first rank's weights where another one has loaded its own."""
-        different = self._difference(everyone)
+        """Takes the first rank's weights where another one has loaded its own.
+
+        Then also those that layers move: who loads a model loads them with it.
+        """
+        variables = self._begun_with()
+        different = difference(variables, everyone)
         if not different:
             return
         if self._strategy.beginning.first_sync is not None:
@@ -138,18 +153,7 @@ class Closing(keras.callbacks.Callback):
                 "on all workers."
             )
         log.warning("Before this `fit` %s. Those of rank 0 are taken.", different)
-        self._strategy.beginning.make_equal_in_party(_replicated(self.model))
-
-    def _difference(self, everyone: agreeing.Named) -> str:
-        """Who has what that the first of them has not; "" for nobody."""
-        variables = _replicated(self.model)
-        first, values = everyone[0]
-        for who, one in everyone:
-            for place, (here, there) in enumerate(itertools.zip_longest(values or [], one or [])):
-                if here != there:
-                    name = variables[place].path if place < len(variables) else "a variable"
-                    return f"`{name}` of {who} is not that of {first}"
-        return ""
+        self._strategy.beginning.make_equal_in_party([*variables, *self.model.weights])
 
 
 class _Passing(keras.callbacks.Callback):
@@ -204,8 +208,10 @@ class AtEpochEnds(_Passing):
         self._callback.on_epoch_end(epoch, logs)
 
 
-def _is_digests(told: Any) -> bool:
-    return isinstance(told, list) and all(isinstance(one, int) for one in told)
+def _is_digests(told: Any, *, may_lack: bool = False) -> bool:
+    return isinstance(told, list) and all(
+        isinstance(one, int) or (may_lack and one is None) for one in told
+    )
 
 
 def _is_end(told: Any) -> bool:
@@ -223,19 +229,6 @@ def _is_beginning(told: Any) -> bool:
         isinstance(length, list)
         and len(length) == 3
         and all(one is None or isinstance(one, int) for one in length)
-        and (values is None or _is_digests(values))
+        and (values is None or _is_digests(values, may_lack=True))
         and is_adapted(learned)
     )
-
-
-def _replicated(model: keras.Model) -> list[Any]:
-    """What must be equal on all workers: all optimizers' variables, and what is trained.
-
-    The learning rate comes early: where it differs all differs, and it is the cause. Gradients that
-    are still being accumulated are each worker's own.
-    """
-    slots = {id(slot): slot for one in optimizers.optimizers_of(model) for slot in one.variables}
-    for part in optimizers.parts_of(model):
-        for one in getattr(part, "_accumulated_gradients", []):
-            slots.pop(id(one), None)
-    return [*slots.values(), *model.trainable_weights]

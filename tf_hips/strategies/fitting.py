@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
+from tf_hips import log
 from tf_hips.callbacks.optimizers import inner, parts
 from tf_hips.comm import primitives, watchdog
 from tf_hips.data import check_whole, positions_of
@@ -28,6 +29,7 @@ from tf_hips.strategies import agreeing, hooks, logs
 from tf_hips.strategies.adapted import adapted, check_equal, is_adapted
 from tf_hips.strategies.closing import AtEpochEnds, Closing, Restoring
 from tf_hips.strategies.failures import Failures
+from tf_hips.strategies.replicated import difference, moving
 
 if TYPE_CHECKING:
     from tf_hips.strategies.party import PartyStrategy
@@ -141,7 +143,11 @@ class Fitting:
         return self._over_replicas(model, _named(method, args, kwargs)["logs"], method)
 
     def built(self, model: keras.Model) -> None:
-        """Before training, an evaluation is that of one model: the first rank's.
+        """An evaluation is that of one model: of the first rank's where they differ.
+
+        Weights that a layer moves by its worker's own rows (`replicated.moving`) may differ once
+        they were trained; they are averaged. In a loop of `test_on_batch` nothing is compared after
+        training, as each comparison would cost a gather.
 
         Raises:
             ProtocolError: the parties have different weights, or workers have layers that have
@@ -151,23 +157,38 @@ class Fitting:
         is_evaluation = self._running in (["evaluate"], ["test_on_batch"])
         if not is_evaluation or hooks.is_local() or strategy._is_alone():
             return
-        if beginning.is_equal(model.weights):
-            return
-        own = [logs.digests(model.weights), adapted(model)]
-        what = "weights before training"
+        is_begun = beginning.is_equal(model.weights)
+        if is_begun and (self._running == ["test_on_batch"] or strategy.loan is not None):
+            return  # a loop agrees at its next `fit` on what was set since its last meeting
+        own: list[Any] = [logs.digests(model.weights), adapted(model)]
+        what = "weights to be evaluated"
         told_by_all = strategy.gather_objects(own, what)
         parties = agreeing.doubted(strategy)
         told_by_all = agreeing.sound(parties, told_by_all, _is_weights, what)
-        everyone = agreeing.compared(parties, told_by_all, own, lambda one: one, what)
-        if all(one == own for _, one in everyone):
-            return
+        moved = {id(one) for one in moving(model) if beginning.is_equal([one])}
+        places = [place for place, one in enumerate(model.weights) if id(one) not in moved]
+
+        def select(one: Any) -> Any:
+            digests, learned = one
+            is_like = len(digests) == len(model.weights)
+            return [[digests[place] for place in places] if is_like else digests, learned]
+
+        everyone = agreeing.compared(parties, told_by_all, own, select, what)
         check_equal([(who, learned) for who, (_, learned) in everyone])
+        compared = [model.weights[place] for place in places]
+        different = difference(compared, [(who, one) for who, (one, _) in everyone])
+        if not different:
+            if moved:
+                self._average_told(model, told_by_all, own[0])
+            return
         if beginning.first_sync is None:
+            if is_begun:
+                log.warning("Before this evaluation %s. Those of rank 0 are taken.", different)
             beginning.make_equal_in_party(model.weights)
             return
         raise ProtocolError(
-            f"All parties must evaluate the same weights of `{model.name}`. Received: different "
-            "ones. They are made equal when training begins; before that, load them on all "
+            f"All parties must evaluate the same weights of `{model.name}`. Received: {different}. "
+            "They are made equal when training begins; before that and after it, load them on all "
             "workers, or call `keras.utils.set_random_seed` with the same seed before the model "
             "is built."
         )
@@ -190,6 +211,20 @@ class Fitting:
             )
 
         return logs.average_statistics(model, self._total, gather, strategy.num_replicas_in_sync)
+
+    def _average_told(self, model: keras.Model, told_by_all: Sequence[Any], own: list[int]) -> None:
+        """Averages statistics where the digests that all have told differ."""
+        places = {id(one): place for place, one in enumerate(model.weights)}
+        chosen = [places[id(one)] for one in logs.averaged(model)]
+        # Of another length, in a run that bears liars: as if it were absent.
+        sound = [
+            one[0] if one is not None and _is_like(one[0], own) else None for one in told_by_all
+        ]
+
+        def gather(mine: Any, label: str) -> list[Any]:
+            return [None if one is None else [one[place] for place in chosen] for one in sound]
+
+        logs.average_statistics(model, self._total, gather, self._strategy.num_replicas_in_sync)
 
     def _on_batch(
         self, name: str, method: Method, model: keras.Model, args: Any, kwargs: Any

@@ -91,11 +91,7 @@ def average_statistics(model: keras.Model, total: Sum, gather: Gather, num_repli
     Returns:
         Number of variables that were averaged.
     """
-    candidates = [
-        weight
-        for weight in model.non_trainable_weights
-        if tf.as_dtype(keras.backend.standardize_dtype(weight.dtype)).is_floating
-    ]
+    candidates = averaged(model)
     if not candidates:
         return 0
     everyone = gather(digests(candidates), "statistics of the model's layers")
@@ -112,6 +108,15 @@ def average_statistics(model: keras.Model, total: Sum, gather: Gather, num_repli
         for weight, value in zip(chosen, sums, strict=True):
             weight.assign(tf.cast(value / tf.cast(num_replicas, value.dtype), weight.dtype))
     return len(chosen)
+
+
+def averaged(model: keras.Model) -> list[Any]:
+    """The weights that `average_statistics` looks at, in its order."""
+    return [
+        weight
+        for weight in model.non_trainable_weights
+        if tf.as_dtype(keras.backend.standardize_dtype(weight.dtype)).is_floating
+    ]
 
 
 def digests(weights: Sequence[Any]) -> list[int]:

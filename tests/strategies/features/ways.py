@@ -124,6 +124,15 @@ def evaluate_before_training(job: Job):
     model.fit(*own, batch_size=BATCH, verbose=0)
     job.assert_replicas(model)
     np.testing.assert_array_equal(model.get_weights()[0], np.ones((6, 16)))
+    # After training, too, it is one model that is evaluated.
+    if job.rank == 0:
+        model.set_weights([2 * value for value in model.get_weights()])
+    if job.has_uplink:
+        with pytest.raises(ProtocolError, match=r"same weights of .*kernel` of worker 1 is not"):
+            model.evaluate(*own, verbose=0)
+    else:
+        job.equal(model.evaluate(*own, verbose=0))
+        job.assert_replicas(model)
 
 
 @feature()
