@@ -66,7 +66,7 @@ def test_a_long_text_keeps_its_ends():
     lines = canvas.wrapped("first" + "x" * 100 + "last", 10).split("\n")
     assert len(lines) == 4
     assert max(map(len, lines)) == 10
-    assert lines[0].startswith("first") and lines[1].endswith("…") and lines[-1].endswith("last")
+    assert lines[0].startswith("first") and lines[1].endswith("...") and lines[-1].endswith("last")
 
 
 def test_runs_of_one_name_are_told_apart_by_their_paths(tmp_path, monkeypatch):

@@ -93,5 +93,5 @@ def wrapped(text: str, letters: int) -> str:
     lines = [line for part in text.split("\n") for line in textwrap.wrap(part, letters) or [""]]
     if len(lines) > _MAX_LINES:
         half = _MAX_LINES // 2
-        lines = [*lines[: half - 1], f"{lines[half - 1][: letters - 1]}…", *lines[-half:]]
+        lines = [*lines[: half - 1], f"{lines[half - 1][: letters - 3]}...", *lines[-half:]]
     return "\n".join(lines)
