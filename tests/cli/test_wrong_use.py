@@ -71,7 +71,7 @@ WRONG = {
     ),
     "a deadline that no clock has": (
         ["run", "--deadline", "1e10", "{script}"],
-        "must be a number of seconds > 0, at most 1e+09. Received: '1e10'",
+        "must be a number of seconds > 0 and at most 1e9. Received: '1e10'",
     ),
     "a simulation written nowhere": (
         ["simulate", "{folder}/sites.yaml", "--json", "{folder}/none/x.json"],

@@ -110,8 +110,9 @@ def seconds(text: str) -> float:
         value = 0.0
     # What waits adds the clock, counts in nanoseconds or in a C int; much longer means no wait.
     if not 0 < value <= _MAX_SECONDS:
+        bound = " and at most 1e9" if value > 0 else ""
         raise argparse.ArgumentTypeError(
-            f"must be a number of seconds > 0, at most {_MAX_SECONDS:.0e}. Received: {text!r}"
+            f"must be a number of seconds > 0{bound}. Received: {text!r}"
         )
     return value
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Figures of peers: refused or outvoted, how often and in which rounds; chosen, in which share.
 
-Rows are peers, those with the most marks first, or, server by server, with the largest share. A kind
-of mark has one colour in both figures; where two have the same, one is hatched and has crosses.
+Rows are peers, those with the most marks first, or, server by server, with the largest share. A
+kind of mark has one colour in both figures; where two have the same, one is hatched and has
+crosses.
 """
 
 from collections.abc import Sequence
