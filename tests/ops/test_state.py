@@ -213,7 +213,9 @@ def test_a_state_of_another_shape_is_refused() -> None:
         lambda: native.encode(dgc(), np.zeros(4, np.float32), key(0)),
         lambda: graph.encode(dgc(), tf.zeros(4), seed=1, step=2, tensor_id=0),
     ):
-        with pytest.raises(ValueError, match="if and only if the compressor has error feedback, momentum or state"):
+        with pytest.raises(
+            ValueError, match="if and only if the compressor has error feedback, momentum or state"
+        ):
             face()
 
 

@@ -232,6 +232,7 @@ def test_a_server_killed_while_rounds_go_on(server: ServerProcess) -> None:
     assert len(restored) == 3
 
 
+@pytest.mark.slow  # `make test-faults` does more of it
 def test_a_server_killed_while_it_makes_snapshots(server: ServerProcess) -> None:
     server.is_eager = True
     server.restart()

@@ -76,6 +76,7 @@ def test_shards_killed_while_rounds_go_on(processes: list[ShardProcess]) -> None
         assert 2 <= restored[0] < last
 
 
+@pytest.mark.slow  # `make test-faults` does more of it
 def test_shards_killed_while_they_make_snapshots(processes: list[ShardProcess]) -> None:
     """Of residuals and results of their own chunks; the first two make one in every round."""
     for one in processes[:2]:

@@ -96,7 +96,7 @@ def addresses(servers: dict[str, TreeServer]) -> dict[str, str]:
         pytest.param(("west",), False, id="party"),
         pytest.param(("west",), True, id="party-snapshots", marks=pytest.mark.slow),
         pytest.param(("",), False, id="top", marks=pytest.mark.slow),
-        pytest.param(("west", ""), True, id="both-snapshots"),
+        pytest.param(("west", ""), True, id="both-snapshots", marks=pytest.mark.slow),
     ],
 )
 def test_servers_killed_while_rounds_go_on(
