@@ -160,12 +160,11 @@ def trained(
     """
     dealt = None if split is None else _dealt(split, workers - liars, seed)
     generator = np.random.default_rng(seed)
-    scale = np.repeat((1 / 8, 0, 1 / np.sqrt(HIDDEN), 0), SIZES)
-    weights = (generator.standard_normal(sum(SIZES)) * scale).astype(np.float32)
+    weights = first_weights(generator)
     velocity = np.zeros_like(weights)
     before: Floats | None = None
     for step in range(steps):
-        honest = _honest(weights, rule, generator, workers, seed, step, dealt)
+        honest = honest_rows(weights, rule, generator, workers, seed, step, dealt)
         sent = honest.copy()
         if attack is not None and liars:
             who = list(attacks.liars(workers, liars, seed, step))
@@ -187,7 +186,13 @@ def trained(
         return accuracy(weights)
 
 
-def _honest(
+def first_weights(generator: np.random.Generator) -> Floats:
+    """Weights of the network, [d], before training."""
+    scale = np.repeat((1 / 8, 0, 1 / np.sqrt(HIDDEN), 0), SIZES)
+    return (generator.standard_normal(sum(SIZES)) * scale).astype(np.float32)
+
+
+def honest_rows(
     weights: Floats,
     rule: robust.Aggregator | detox.Detox,
     generator: np.random.Generator,

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks import robust_accuracy
-from benchmarks.robust_accuracy import BATCH, HIDDEN, SIZES, Floats
+from benchmarks.robust_accuracy import BATCH, SIZES, Floats
 from tf_hips import robust
 from tf_hips.errors import NonFiniteError, ToleranceError
 from tf_hips.ops import compressor as compressors
@@ -258,9 +258,7 @@ class Trainee:
     """Weights, which are those of all."""
 
     def __init__(self, cell: Cell, seed: int) -> None:
-        scale = np.repeat((1 / 8, 0, 1 / np.sqrt(HIDDEN), 0), SIZES)
-        first = np.random.default_rng(seed).standard_normal(LENGTH) * scale
-        self.weights: Floats = first.astype(np.float32)
+        self.weights: Floats = robust_accuracy.first_weights(np.random.default_rng(seed))
         self.before: Floats | None = None
         self._rate = np.float32(cell.rate)
 

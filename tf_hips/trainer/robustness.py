@@ -217,8 +217,8 @@ def check(mode: str, told: Robust) -> None:
             "before it is sent; simulate NaN with a robust rule in the mode sync, in modes with "
             "local steps, or with --simulated-workers. Received: err_mode=nan"
         )
-    is_optimal = adversary is not None and adversary.text.startswith("optimal(")
-    if is_optimal and told.simulated_workers is None:
+    attack = None if adversary is None else adversary.attack
+    if attack is not None and attack.name == "optimal" and told.simulated_workers is None:
         raise ConfigError(
             "The attack optimal is made of the rows of all: it is for --simulated-workers. "
             f"Received: err_mode={told.err_mode}"
