@@ -96,6 +96,6 @@ wheel: build ## dist/: our wheel, and the patched Horovod's beside it
 	@ls dist
 
 clean: ## take away what was built and written here; .venv and the caches outside stay
-	rm -rf dist build demo-out .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf dist build demo-out train-out .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	rm -f bazel-* tf_hips/_build_info.py tf_hips/ops/*.so
 	find compll tf_hips tests benchmarks examples tools -name __pycache__ -prune -exec rm -rf {} +

@@ -43,6 +43,43 @@ def test_every_name_is_there() -> None:
         _ = tf_hips.onebitt
 
 
+def test_who_has_no_tensorflow_is_told_how_to_get_it() -> None:
+    program = (
+        "import sys\n"
+        "class Nothing:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.partition('.')[0] in ('tensorflow', 'keras'):\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Nothing())\n"
+        "import tf_hips\n"
+        "from tf_hips import errors\n"
+        "from tf_hips.trainer.__main__ import main\n"
+        "for ask in (lambda: tf_hips.HierarchicalPS, lambda: tf_hips.models.build,\n"
+        "            lambda: main('train', '{}'), lambda: main('evaluate', '{}')):\n"
+        "    try:\n"
+        "        ask()\n"
+        "    except errors.LibraryError as error:\n"
+        "        print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.splitlines() == [
+        f"{by} needs TensorFlow: pip install 'tf_hips[cpu]', or 'tf_hips[gpu]'"
+        for by in (
+            "tf_hips.HierarchicalPS",
+            "tf_hips.models.build",
+            "tf-hips train",
+            "tf-hips evaluate",
+        )
+    ], done.stderr
+
+
 @pytest.mark.heavy
 @pytest.mark.timeout(300)
 def test_a_type_checker_sees_types(tmp_path: Path) -> None:

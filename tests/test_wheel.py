@@ -33,6 +33,9 @@ def test_wheel_works_where_it_is_unpacked(tmp_path: Path) -> None:
     unpacked = tmp_path / "unpacked"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(unpacked)
+    files = {path.name for path in unpacked.rglob("*")}
+    assert not files & {"BUILD", "bazel_stubs"}
+    assert not any(name.endswith((".bzl", ".lds")) for name in files)
     assert all((unpacked / package / "py.typed").is_file() for package in ("compll", "tf_hips"))
     entry_points = next(unpacked.glob("*.dist-info/entry_points.txt")).read_text()
     assert "compll = compll.cli:main" in entry_points

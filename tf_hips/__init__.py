@@ -158,7 +158,9 @@ if not TYPE_CHECKING:  # else any name would do
 
     def __getattr__(name: str) -> Any:
         if name in _HOMES:
-            value = getattr(importlib.import_module(_HOMES[name]), name)
+            errors = importlib.import_module("tf_hips.errors")
+            with errors.tensorflow_wanted(f"tf_hips.{name}"):
+                value = getattr(importlib.import_module(_HOMES[name]), name)
             globals()[name] = value
             return value
         if name in _MODULES:

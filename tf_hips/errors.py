@@ -8,8 +8,10 @@ A job has many workers, and most of them fail because one did. `print_in_one_lin
 them say so in one line; `TF_HIPS_TRACEBACK=1` brings the tracebacks back.
 """
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from types import TracebackType
 
 TRACEBACK_VARIABLE = "TF_HIPS_TRACEBACK"
@@ -56,6 +58,26 @@ class NonFiniteError(TfHipsError, ArithmeticError):
 
 class ToleranceError(TfHipsError, ValueError):
     """Fewer rows are left than a robust rule needs; names the formula and who was refused."""
+
+
+@contextlib.contextmanager
+def tensorflow_wanted(by: str) -> Iterator[None]:
+    """Says how to install TensorFlow, an extra, where it is missing.
+
+    Args:
+        by: what needs it, the beginning of the message.
+
+    Raises:
+        LibraryError: what is done meanwhile imports TensorFlow or Keras, which is not there.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in ("tensorflow", "keras"):
+            raise
+        raise LibraryError(
+            f"{by} needs TensorFlow: pip install 'tf_hips[cpu]', or 'tf_hips[gpu]'"
+        ) from error
 
 
 def print_in_one_line() -> None:

@@ -31,6 +31,13 @@ def test_idx_files_are_read_to_the_pixel(tmp_path, below):
     assert not data.is_text
 
 
+def test_files_that_are_called_alike_are_told_by_their_folder(tmp_path):
+    written.write_mnist(tmp_path, seed=1)
+    written.write_mnist(tmp_path / "fashion-mnist", seed=2)
+    assert sets.load("fashion_mnist", tmp_path).source == str(tmp_path / "fashion-mnist")
+    assert sets.load("mnist", tmp_path).source == str(tmp_path)
+
+
 def test_cifar10_is_read_to_the_pixel(tmp_path):
     written.write_cifar10(tmp_path / "cifar10")
     data = sets.load("cifar10", tmp_path)
@@ -207,6 +214,43 @@ def test_what_is_stored_is_read_by_tensorflow_datasets(tmp_path):
     [record] = place.glob("*train*")
     record.write_bytes(record.read_bytes()[:-100])
     assert "cannot be read" in refused("cifar10", tmp_path / "door")
+
+
+@pytest.mark.tf
+def test_of_prepared_sets_pixels_are_bytes_and_test_rows_have_labels(tmp_path):
+    import tensorflow as tf
+    import tensorflow_datasets as tfds
+
+    label = tfds.features.ClassLabel(num_classes=3)
+    pixels = np.full((4, 2, 2, 1), 255.4, np.float32)
+    texts = np.array([b"one", b"two", b"three", b"four"])
+    hidden = np.full(4, -1, np.int64)
+    known = np.arange(4) % 3
+    for name, feature, key, splits in (
+        ("floats", tfds.features.Tensor(shape=(2, 2, 1), dtype=np.float32), "image", {}),
+        ("benchmark", tfds.features.Text(), "sentence", {"test": hidden, "validation": known}),
+        ("contest", tfds.features.Text(), "sentence", {"test": hidden}),
+    ):
+        rows = pixels if key == "image" else texts
+        tfds.dataset_builders.store_as_tfds_dataset(
+            name=name,
+            version="1.0.0",
+            features=tfds.features.FeaturesDict({key: feature, "label": label}),
+            split_datasets={
+                split: tf.data.Dataset.from_tensor_slices({key: rows, "label": y})
+                for split, y in {"train": known, **splits}.items()
+            },
+            data_dir=str(tmp_path),
+            disable_shuffling=True,
+        )
+    assert "must be bytes" in refused("floats", tmp_path)
+    assert "Received: float32" in refused("floats", tmp_path, image_size=2)
+    benchmark = sets.load("benchmark", tmp_path)
+    np.testing.assert_array_equal(benchmark.test.y, known)
+    assert len(benchmark.train) == 4
+    contest = sets.load("contest", tmp_path)  # the last fifth of its training rows
+    np.testing.assert_array_equal(contest.train.y, known[:3])
+    np.testing.assert_array_equal(contest.test.y, known[3:])
 
 
 @pytest.mark.tf

@@ -36,6 +36,18 @@ def test_parts_are_disjoint_complete_and_the_same_again(labels, text, parties, l
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize("text", TEXTS)
+def test_labels_may_be_a_list_or_a_column_and_nothing_else(text):
+    y = np.arange(40) % 4
+    split = splits.parse(text)
+    expected = splits.parts(y, split, [2], seed=3)
+    for labels in (y.tolist(), y[:, None]):
+        for one, other in zip(splits.parts(labels, split, [2], seed=3), expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+    with pytest.raises(ConfigError, match=r"argmax.*Received: an array of shape \(40, 4\)"):
+        splits.parts(np.eye(4)[y], split, [2], seed=3)
+
+
 @pytest.mark.parametrize("text", TEXTS + EXACT)
 def test_a_text_is_read_back(text):
     assert splits.parse(text).text == text

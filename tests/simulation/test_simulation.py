@@ -106,6 +106,12 @@ def test_links_are_part_of_a_round() -> None:
     assert shared.round_s == pytest.approx(1.0 + 0.5 + 1.0 + 0.02, rel=1e-4)
 
 
+def test_links_that_take_no_time_are_not_less_than_nothing() -> None:
+    for seed in range(20):  # rounding decides
+        group = Group("all", 2, 0.1, spread=0.3)
+        assert play(of(group, rounds=9, seed=seed), "sync").transfer_share >= 0
+
+
 def test_what_is_no_step_and_no_byte_is_part_of_a_round() -> None:
     found = play(of(Group("all", 2, 0.5, overhead_ms=250), rounds=4), "sync")
     assert found.round_s == pytest.approx(0.75)

@@ -19,6 +19,7 @@ import re
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from tf_hips.errors import ConfigError
 
@@ -85,7 +86,7 @@ def parse(text: str) -> Split:
 
 
 def parts(
-    labels: np.ndarray,
+    labels: npt.ArrayLike,
     split: Split,
     parties: Sequence[int],
     *,
@@ -95,7 +96,7 @@ def parts(
     """Rows of every worker, by global rank.
 
     Args:
-        labels: class of every row, int [n].
+        labels: class of every row, [n] or [n, 1].
         split: how rows are dealt out.
         parties: number of workers of each party.
         seed: of all draws, from 0.
@@ -105,15 +106,23 @@ def parts(
         For each worker the numbers of its rows, int64.
 
     Raises:
-        ConfigError: somebody would have no row.
+        ConfigError: somebody would have no row, or `labels` are not one class per row.
     """
     if level not in LEVELS:
         raise ConfigError(f"`level` must be one of {', '.join(LEVELS)}. Received: {level!r}")
-    everything = np.arange(len(labels), dtype=np.int64)
+    classes = np.asarray(labels)
+    if classes.ndim == 2 and classes.shape[1] == 1:  # as `keras.datasets.cifar10` has them
+        classes = classes[:, 0]
+    if classes.ndim != 1:
+        raise ConfigError(
+            "`labels` must be one class per row; of one-hot rows give `labels.argmax(axis=1)`. "
+            f"Received: an array of shape {classes.shape}"
+        )
+    everything = np.arange(len(classes), dtype=np.int64)
     if level == "worker":
-        return _parts(everything, labels, split, sum(parties), seed, "worker")
+        return _parts(everything, classes, split, sum(parties), seed, "worker")
     found = []
-    of_parties = _parts(everything, labels, split, len(parties), seed, "party")
+    of_parties = _parts(everything, classes, split, len(parties), seed, "party")
     for party, (rows, workers) in enumerate(zip(of_parties, parties, strict=True)):
         random = _random(seed, 1, party)
         mixed = rows if split.is_compat else random.permutation(rows)

@@ -8,6 +8,8 @@ command line that checks the name of a network never pays for TensorFlow.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from tf_hips import errors
+
 if TYPE_CHECKING:
     from tf_hips.models.names import canonical
     from tf_hips.models.networks import NETWORKS, make
@@ -30,6 +32,7 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'tf_hips.models' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
+    with errors.tensorflow_wanted(f"tf_hips.models.{name}"):
+        value = getattr(importlib.import_module(_HOMES[name]), name)
     globals()[name] = value
     return value

@@ -118,7 +118,8 @@ def play(label: str, sites: Sites, scheduler: Scheduler, rounds: int) -> Result:
         steps, lasting, arrivals = scheduler.play(sites, begin, scheduler.steps())
         close = float(arrivals.max())
         if number >= UNCOUNTED:
-            transfer = (begin - now) + (arrivals - begin - lasting)
+            # A difference of large sums, which rounding takes below 0 where links take no time.
+            transfer = np.maximum(0.0, (begin - now) + (arrivals - begin - lasting))
             tally.add(close - now, lasting, transfer, steps)
         now = close
     return tally.result(label, sites.up_bytes, sites.down_bytes)

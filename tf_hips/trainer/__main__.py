@@ -17,8 +17,13 @@ _NAMES = {"show": "data show", "prepare": "data prepare"}
 
 def main(verb: str, text: str) -> None:
     """Does what the verb says; errors of ours are one line, as those of `tf-hips` are."""
-    _complain_as(f"tf-hips {_NAMES.get(verb, verb)}")
-    told = json.loads(text)
+    name = f"tf-hips {_NAMES.get(verb, verb)}"
+    _complain_as(name)
+    with errors.tensorflow_wanted(name):
+        _do(verb, json.loads(text))
+
+
+def _do(verb: str, told: Any) -> None:
     if verb == "train":
         from tf_hips.trainer import training
         from tf_hips.trainer.settings import Training

@@ -50,12 +50,14 @@ CLASSES = {"mnist": 10, "fashion_mnist": 10, "cifar10": 10, "cifar100": 100}
 
 
 def find(name: str, folder: Path) -> Path | None:
-    """The folder with files of a data set: `folder` itself, or one below; None where there is none.
+    """The folder with files of a data set: one below, or `folder` itself; None where there is none.
+
+    Folders that bear the name come first: the files of MNIST and Fashion-MNIST are called alike.
 
     Raises:
         ConfigError: some of the files are there, and some are missing.
     """
-    for place in (folder, *(folder / one for one in _FOLDERS[name])):
+    for place in (*(folder / one for one in _FOLDERS[name]), folder):
         there = [one for one in FILES[name] if (place / one).is_file()]
         if not there:
             continue
