@@ -56,12 +56,10 @@ def main() -> None:
 
     strategy = tf_hips.HierarchicalPS(compression=tf_hips.error_feedback(tf_hips.onebit()))
     rank, workers = strategy.global_rank, strategy.num_replicas_in_sync
-    # Equal shards: every worker takes the same number of steps.
-    steps = len(x) // workers // options.batch_size
-    shard = slice(rank, steps * options.batch_size * workers, workers)
+    shard = tf_hips.shard((x, y), options.batch_size, strategy=strategy)
     with strategy.scope():
         model = build()
-        rate = keras.optimizers.schedules.CosineDecay(2e-3, steps * options.epochs, alpha=0.02)
+        rate = keras.optimizers.schedules.CosineDecay(2e-3, len(shard) * options.epochs, alpha=0.02)
         model.compile(
             optimizer=keras.optimizers.Adam(rate),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -73,9 +71,7 @@ def main() -> None:
         strategy.write_event("epoch", epoch=epoch + 1, test_accuracy=float(logs["val_accuracy"]))
 
     model.fit(
-        x[shard],
-        y[shard],
-        batch_size=options.batch_size,
+        shard,
         epochs=options.epochs,
         validation_data=test,
         validation_batch_size=len(test[0]),
