@@ -21,7 +21,7 @@ import tensorflow as tf
 from tf_hips.comm import looks, primitives
 from tf_hips.comm.partition import Piece, piece_buckets, pieces, spread
 from tf_hips.comm.topologies import Bucket, culprit, note_of
-from tf_hips.comm.ways import PS, make_way
+from tf_hips.comm.ways import PS, make_topology
 from tf_hips.ops import graph
 from tf_hips.ops.compressor import CHUNK, Compressor
 from tf_hips.ops.flow import opaque, yielded
@@ -86,16 +86,16 @@ class CompressedSum:
         self._worker_seed = worker_seed
         self._owner_seed = owner_seed
         self._complain = complain
-        self._way = way = make_way(topology)
-        if way.encodes_sums and compressor.for_sums != compressor:
+        self._topology = made = make_topology(topology)
+        if made.encodes_sums and compressor.for_sums != compressor:
             raise ValueError(
                 f"`{topology}` must have a compressor without momentum, which it would apply again "
                 f"at every hop: use ps or allgather. Received: {compressor.text}"
             )
-        self._sums = compressor if way.gathers else compressor.for_sums
+        self._sums = compressor if made.gathers else compressor.for_sums
         rank, num_ranks = primitives.rank(), primitives.size()
         everything = pieces(self._sizes, piece_elements)
-        segments = spread([piece.num_elements for piece in everything], way.num_segments)
+        segments = spread([piece.num_elements for piece in everything], made.num_segments)
         self._buckets = [
             Bucket(
                 f"{label}.{topology}.bucket_{number}",
@@ -115,7 +115,7 @@ class CompressedSum:
             return
         if num_ranks == 1:
             return
-        encoded, recoded = set(way.encoded(rank)), set(way.recoded(rank))
+        encoded, recoded = set(made.encoded(rank)), set(made.recoded(rank))
         if compressor.has_state:
             kept = "residual" if compressor.has_residual else "state"
             self.residuals = {
@@ -163,7 +163,7 @@ class CompressedSum:
             with tf.control_dependencies([yielded(one) for one in sent]):
                 values = [cut(vectors[piece.tensor], piece) for piece in bucket.pieces]
             note = None if self._complain is None else note_of(bucket, values)
-            travelled = self._way(bucket, values, self, step, note)
+            travelled = self._topology(bucket, values, self, step, note)
             sent = [travelled.sent]
             arrived.update(zip(bucket.pieces, travelled.packets, strict=True))
             notes.append(travelled.notes)
@@ -224,7 +224,7 @@ class CompressedSum:
             size = self._sizes[tensor]
             vectors[tensor] = (
                 graph.merge(self._sums, packets, size)
-                if self._way.gathers
+                if self._topology.gathers
                 else graph.decode(self._sums, packets, size)
             )
         return vectors

@@ -33,7 +33,7 @@ ALLGATHER = "allgather"
 HIERARCHICAL = {"hierarchical": 4, "hierarchical_fp16": 2}
 """Bytes of an element inside of a host."""
 ROUNDING = {"hierarchical_fp16"}
-"""Ways that lose more than their codec does, and keep no residual of it."""
+"""Topologies that lose more than their codec does, and keep no residual of it."""
 HOPS: dict[str, Callable[[int], Schedule]] = {
     "ring": schedules.ring,
     "butterfly": schedules.butterfly,
@@ -41,7 +41,7 @@ HOPS: dict[str, Callable[[int], Schedule]] = {
 }
 
 NOTE_BYTES = 8
-"""Of what each rank says about what is not finite; the other ways carry it along."""
+"""Of what each rank says about what is not finite; the other topologies carry it along."""
 
 _BYTES = 4  # of a float32
 
@@ -114,7 +114,7 @@ class Group:
 
 
 def topologies(profile: Profile) -> tuple[str, ...]:
-    """Ways of compressed sums whose costs a profile tells."""
+    """Topologies of compressed sums whose costs a profile tells."""
     num_ranks = profile.num_ranks
     if num_ranks == 1:
         return ()

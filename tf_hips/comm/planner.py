@@ -80,7 +80,7 @@ def make_plan(
     for text in texts:
         profile.codec(text)
     chosen = None if topologies is None else set(topologies)
-    here = cost_model.topologies(profile) or TOPOLOGIES  # alone there is no way to choose
+    here = cost_model.topologies(profile) or TOPOLOGIES  # alone there is none to choose
     unknown = set() if chosen is None else chosen - set(TOPOLOGIES)
     if unknown or (chosen is not None and chosen.isdisjoint(here)):
         raise ValueError(
@@ -90,12 +90,12 @@ def make_plan(
     kinds = [
         _Option(text, one)
         for text in dict.fromkeys(texts)
-        for one in ways(text, profile)
+        for one in topologies_for(text, profile)
         if (one in chosen if chosen is not None else one not in cost_model.ROUNDING)
     ]
     search = _Search(profile, gradients, backward)
     options, seconds = search.run(kinds)
-    # Costs are not known so well that a few percent were worth another way than the usual one.
+    # Costs are not known so well that a few percent were worth another topology than the usual one.
     usual = [kind for kind in kinds if kind.topology == cost_model.PS]
     if usual and len(usual) < len(kinds):
         simple = _Search(profile, gradients, backward)
@@ -131,7 +131,7 @@ def _with_seconds(choices: Sequence[Choice], profile: Profile) -> tuple[Choice, 
     )
 
 
-def ways(compression: str, profile: Profile) -> list[str]:
+def topologies_for(compression: str, profile: Profile) -> list[str]:
     """The topologies that a compressor may take, `ps` first.
 
     Hops encode partial sums, which must not go through a momentum once more.

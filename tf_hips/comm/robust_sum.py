@@ -208,7 +208,7 @@ class RobustSum(CompressedSum):
     @property
     def _is_everywhere(self) -> bool:
         """Whether everyone gets everyone's packets."""
-        return self._way.gathers
+        return self._topology.gathers
 
     def _places(self, bucket: Bucket) -> list[int]:
         """Pieces whose rows come to this rank."""

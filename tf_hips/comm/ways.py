@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ways that packets can take, by name."""
+"""The topologies of compressed sums, by name."""
 
 from collections.abc import Callable
 
@@ -7,12 +7,12 @@ import tensorflow as tf
 
 from tf_hips.comm import primitives, schedules
 from tf_hips.comm.hierarchy import Hierarchy
-from tf_hips.comm.topologies import Gather, Hops, Owners, Way
+from tf_hips.comm.topologies import Gather, Hops, Owners, Topology
 from tf_hips.ops.compressor import Compressor
 
 PS = "ps"
 
-_WAYS: dict[str, Callable[[], Way]] = {
+_TOPOLOGIES: dict[str, Callable[[], Topology]] = {
     PS: lambda: Owners(primitives.size()),
     "ring": lambda: Hops(schedules.ring(primitives.size())),
     "butterfly": lambda: Hops(schedules.butterfly(primitives.size())),
@@ -21,27 +21,27 @@ _WAYS: dict[str, Callable[[], Way]] = {
     "hierarchical": lambda: Hierarchy(primitives.nodes()),
     "hierarchical_fp16": lambda: Hierarchy(primitives.nodes(), tf.float16),
 }
-COMPRESSED = tuple(_WAYS)
+COMPRESSED = tuple(_TOPOLOGIES)
 
 
-def best_way(num_ranks: int, compressor: Compressor) -> str:
+def best_topology(num_ranks: int, compressor: Compressor) -> str:
     """The topology of a job that names none.
 
-    Two ranks send each other as many bytes either way, and `allgather` encodes each element once;
+    Two ranks send each other as many bytes with either, and `allgather` encodes each element once;
     with more ranks it sends more. What is best on a certain link a plan can tell. What makes no
-    packets has but one way.
+    packets has but one.
     """
     return "allgather" if num_ranks == 2 and compressor.makes_packets else PS
 
 
-def make_way(topology: str) -> Way:
-    """Makes a way for the ranks of this job; called eagerly, on all ranks.
+def make_topology(topology: str) -> Topology:
+    """Makes a topology for the ranks of this job; called eagerly, on all ranks.
 
     Raises:
         ValueError: there is no such topology, or it does not take so many ranks.
     """
-    if topology not in _WAYS:
+    if topology not in _TOPOLOGIES:
         raise ValueError(
             f"`topology` must be one of {', '.join(COMPRESSED)}. Received: topology={topology!r}"
         )
-    return _WAYS[topology]()
+    return _TOPOLOGIES[topology]()

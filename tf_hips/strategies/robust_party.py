@@ -143,7 +143,7 @@ class RobustParty(InParty):
             make_variable=make_variable,
             tell=tell,
             tell_chosen=tell_chosen,
-            topology=self._way(),
+            topology=self._chosen_topology(),
             scale=float(primitives.size()),
         )
         return Summing(reducer, only_float32=True, complains=True)
