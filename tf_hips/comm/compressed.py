@@ -18,17 +18,14 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from tf_hips.comm import looks, primitives
-from tf_hips.comm.partition import Piece, piece_buckets, pieces, spread
-from tf_hips.comm.topologies import Bucket, culprit, note_of
-from tf_hips.comm.ways import PS, make_topology
+from tf_hips.comm import looks, plan, primitives
+from tf_hips.comm.hierarchy import Hierarchy
+from tf_hips.comm.partition import BUCKET_ELEMENTS, Piece, piece_buckets, pieces, spread
+from tf_hips.comm.schedules import HOPS
+from tf_hips.comm.topologies import Bucket, Gather, Hops, Owners, Topology, culprit, note_of
 from tf_hips.ops import graph
 from tf_hips.ops.compressor import CHUNK, Compressor
 from tf_hips.ops.flow import opaque, yielded
-
-# Large enough that a collective's fixed cost vanishes beside the encoding, small enough that a
-# large model has several.
-BUCKET_ELEMENTS = 2**24
 
 MakeVariable = Callable[[tf.Tensor, str], tf.Variable]
 # Step, position of a gradient, rank: raises what there is to say about a gradient that is not
@@ -51,7 +48,7 @@ class CompressedSum:
         worker_seed: int,
         owner_seed: int,
         make_variable: MakeVariable,
-        topology: str = PS,
+        topology: str = plan.PS,
         partitions: Mapping[int, int] | None = None,
         complain: Complain | None = None,
         shares: "CompressedSum | None" = None,
@@ -67,7 +64,7 @@ class CompressedSum:
             worker_seed: seed of this rank's encoder of gradients.
             owner_seed: seed of this rank's encoder of sums.
             make_variable: makes a non-trainable variable from an initial value and a name.
-            topology: which way packets take; one of `ways.COMPRESSED`.
+            topology: which way packets take; one of `plan.COMPRESSED`.
             partitions: positions of vectors that travel in so many buckets of their own.
             complain: called on all ranks where a gradient of one of them is not finite; None lets
                 the codec do with it what it does.
@@ -86,7 +83,7 @@ class CompressedSum:
         self._worker_seed = worker_seed
         self._owner_seed = owner_seed
         self._complain = complain
-        self._topology = made = make_topology(topology)
+        self._topology = made = _made(topology)
         if made.encodes_sums and compressor.for_sums != compressor:
             raise ValueError(
                 f"`{topology}` must have a compressor without momentum, which it would apply again "
@@ -259,3 +256,26 @@ def encoded(
     if kept is not None:
         kept.assign(new_kept, read_value=False)
     return packet
+
+
+def _made(topology: str) -> Topology:
+    """A topology for the ranks of this job.
+
+    Raises:
+        ValueError: there is no such topology, or it does not take so many ranks.
+    """
+    num_ranks = primitives.size()
+    if topology in HOPS:
+        return Hops(HOPS[topology](num_ranks))
+    match topology:
+        case plan.PS:
+            return Owners(num_ranks)
+        case plan.ALLGATHER:
+            return Gather()
+        case plan.HIERARCHICAL:
+            return Hierarchy(primitives.nodes())
+        case plan.HIERARCHICAL_FP16:
+            return Hierarchy(primitives.nodes(), tf.float16)
+    raise ValueError(
+        f"`topology` must be one of {', '.join(plan.COMPRESSED)}. Received: topology={topology!r}"
+    )

@@ -19,9 +19,10 @@ import datetime
 from collections.abc import Iterable, Sequence
 
 from tf_hips.comm import cost_model
-from tf_hips.comm.cost_model import HOPS, Backward, Model
-from tf_hips.comm.plan import EXACT, TOPOLOGIES, Choice, Plan
+from tf_hips.comm.cost_model import Backward, Model
+from tf_hips.comm.plan import EXACT, PS, TOPOLOGIES, Choice, Plan
 from tf_hips.comm.profile import Profile
+from tf_hips.comm.schedules import HOPS
 from tf_hips.ops.compressor import check_makes_packets, chunk_sizes, parse
 
 DEFAULT_CANDIDATES = ("error_feedback(onebit)",)
@@ -96,7 +97,7 @@ def make_plan(
     search = _Search(profile, gradients, backward)
     options, seconds = search.run(kinds)
     # Costs are not known so well that a few percent were worth another topology than the usual one.
-    usual = [kind for kind in kinds if kind.topology == cost_model.PS]
+    usual = [kind for kind in kinds if kind.topology == PS]
     if usual and len(usual) < len(kinds):
         simple = _Search(profile, gradients, backward)
         found = simple.run(usual)

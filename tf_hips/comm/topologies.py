@@ -32,7 +32,7 @@ from typing import Protocol
 import tensorflow as tf
 
 from tf_hips.comm import primitives
-from tf_hips.comm.partition import Piece
+from tf_hips.comm.partition import NOTE_BYTES, Piece
 from tf_hips.comm.schedules import Schedule
 from tf_hips.ops import graph
 from tf_hips.ops.compressor import CHUNK, Compressor
@@ -43,8 +43,6 @@ from tf_hips.ops.flow import first_nonfinite, opaque, yielded
 _TURN_ELEMENTS = CHUNK
 _TURNS_AT_ONCE = 2
 
-# Bytes of a note about what is not finite.
-NOTE_BYTES = 8
 _LAST_TENSOR = 2**31 - 1
 
 

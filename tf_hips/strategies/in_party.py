@@ -15,12 +15,11 @@ from tf_hips.comm import primitives
 from tf_hips.comm.allreduce import plain
 from tf_hips.comm.auto import auto_plan
 from tf_hips.comm.compressed import Complain, MakeVariable
-from tf_hips.comm.plan import AUTO, EXACT, Choice, Plan
+from tf_hips.comm.plan import AUTO, COMPRESSED, EXACT, PS, Choice, Plan, best_topology
 from tf_hips.comm.planned import PlannedSum
 from tf_hips.comm.planner import DEFAULT_CANDIDATES
 from tf_hips.comm.reducers import complains, make_reducer
 from tf_hips.comm.staged import Reducer
-from tf_hips.comm.ways import COMPRESSED, PS, best_topology
 from tf_hips.errors import ProtocolError
 from tf_hips.ops.compressor import Compressor, check_unmixed, parse
 from tf_hips.ops.native import derive_seed

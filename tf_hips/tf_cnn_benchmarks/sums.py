@@ -24,7 +24,7 @@ from tensorflow.python.eager import context
 
 from tf_hips import config
 from tf_hips.comm import primitives
-from tf_hips.comm.plan import AUTO, Plan
+from tf_hips.comm.plan import AUTO, PS, Plan
 from tf_hips.errors import ConfigError
 from tf_hips.strategies.gradients import Gradient
 from tf_hips.strategies.in_party import InParty, automatic_plan
@@ -160,7 +160,7 @@ def _plan(gradients: Sequence[Gradient], options: Options, train_dir: str | None
         options.plan,
         primitives.size(),
         options.compressor.text,
-        options.topology or "ps",
+        options.topology or PS,
         [(gradient.name, gradient.num_elements) for gradient in gradients],
     )
 
