@@ -20,6 +20,7 @@ from tf_hips import config
 from tf_hips.comm.schedules import HOPS
 from tf_hips.errors import ConfigError, LibraryError
 from tf_hips.ops.compressor import Compressor, check_makes_packets, parse
+from tf_hips.ops.native import MAX_ELEMENTS
 
 AUTO = "auto"
 """In place of a plan: one that is made from measurements before the first step."""
@@ -36,7 +37,6 @@ COMPRESSED = (PS, *HOPS, ALLGATHER, HIERARCHICAL, HIERARCHICAL_FP16)
 TOPOLOGIES = (EXACT, *COMPRESSED)
 
 _VERSION = 1
-_MAX_ELEMENTS = 1 << 48
 _MAX_RANKS = 1 << 20
 _MAX_PARTITIONS = 1 << 16
 # HiPress' lines hold no more; anything longer is no plan.
@@ -68,7 +68,7 @@ class Choice:
     predicted_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        _check_integer("num_elements", self.num_elements, 0, _MAX_ELEMENTS)
+        _check_integer("num_elements", self.num_elements, 0, MAX_ELEMENTS)
         _check_integer("partitions", self.partitions, 1, _MAX_PARTITIONS)
         _check_seconds(self.predicted_seconds)
         if self.topology not in TOPOLOGIES:
@@ -291,7 +291,7 @@ def _secopa_row(line: str, place: str) -> tuple[str, int | None, bool, int]:
 
 def _is_size(text: str) -> bool:
     text = text.strip()
-    return text.isascii() and text.isdecimal() and len(text) < 19 and int(text) <= _MAX_ELEMENTS
+    return text.isascii() and text.isdecimal() and len(text) < 19 and int(text) <= MAX_ELEMENTS
 
 
 def _check_integer(name: str, value: object, least: int, most: int) -> None:

@@ -4,10 +4,10 @@
 from collections.abc import Mapping
 
 import numpy as np
-import numpy.typing as npt
 
 from tf_hips.ops import native, native_updates
 from tf_hips.ops.compressor import Compressor
+from tf_hips.ops.native import Bytes, Floats
 from tf_hips.ps.rules.robust import Rows
 from tf_hips.ps.rules.rule import Rule, Sum
 from tf_hips.ps.rules.value import UpdateRule
@@ -26,18 +26,18 @@ class Mean:
         self._compressor = compressor
         self._weights = weights
         self._num_elements = 0
-        self._packets: dict[int, npt.NDArray[np.uint8]] = {}
+        self._packets: dict[int, Bytes] = {}
 
     def begin(self, num_elements: int) -> None:
         """Starts a chunk of `num_elements` elements."""
         self._num_elements = num_elements
         self._packets = {}
 
-    def add(self, child: int, packet: npt.NDArray[np.uint8]) -> None:
+    def add(self, child: int, packet: Bytes) -> None:
         """Takes the packet of `child`."""
         self._packets[child] = packet
 
-    def finish(self) -> npt.NDArray[np.float32]:
+    def finish(self) -> Floats:
         """The mean, shape [num_elements]."""
         packets, self._packets = self._packets, {}
         children = sorted(packets)

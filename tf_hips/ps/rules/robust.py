@@ -10,11 +10,11 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from tf_hips.errors import ToleranceError
 from tf_hips.ops import native, native_robust
 from tf_hips.ops.compressor import Compressor
+from tf_hips.ops.native import Bytes, Floats
 from tf_hips.ops.native_robust import CoordinateRule
 from tf_hips.ps.rules import leaves, votes
 from tf_hips.ps.rules.value import UpdateRule, parse
@@ -68,7 +68,7 @@ class Rows:
         self._compressor = compressor
         self._weights = weights
         self._num_elements = 0
-        self._packets: dict[int, npt.NDArray[np.uint8]] = {}
+        self._packets: dict[int, Bytes] = {}
         self._num_refused = 0
         self.squares: Mapping[int, float] = {}
 
@@ -79,7 +79,7 @@ class Rows:
         self._num_refused = 0
         self.squares = {}
 
-    def add(self, child: int, packet: npt.NDArray[np.uint8]) -> None:
+    def add(self, child: int, packet: Bytes) -> None:
         """Takes the packet of `child`."""
         weight = self._weights.get(child, 1.0)
         if weight > 0:
@@ -87,7 +87,7 @@ class Rows:
         else:
             self._num_refused += is_refused(weight)
 
-    def finish(self) -> npt.NDArray[np.float32]:
+    def finish(self) -> Floats:
         """The result, shape [num_elements]; not finite where a mean of huge values overflows.
 
         Raises:
@@ -109,10 +109,10 @@ class Rows:
 
 def of_coordinates(
     rule: Aggregator,
-    rows: Sequence[npt.NDArray[np.float32]],
+    rows: Sequence[Floats],
     missing: int = 0,
     of: int | None = None,
-) -> tuple[npt.NDArray[np.float32], list[float]]:
+) -> tuple[Floats, list[float]]:
     """What a rule of coordinates makes of rows; not finite where a mean of huge values overflows.
 
     Args:

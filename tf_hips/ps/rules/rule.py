@@ -10,11 +10,9 @@ Invariant: the result does not depend on the order of arrival, bit for bit.
 
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from tf_hips.ops import native
 from tf_hips.ops.compressor import Compressor
+from tf_hips.ops.native import Bytes, Floats
 
 
 class Rule(Protocol):
@@ -25,10 +23,10 @@ class Rule(Protocol):
     def begin(self, num_elements: int) -> None:
         """Starts a chunk of `num_elements` elements."""
 
-    def add(self, child: int, packet: npt.NDArray[np.uint8]) -> None:
+    def add(self, child: int, packet: Bytes) -> None:
         """Takes the packet of `child`."""
 
-    def finish(self) -> npt.NDArray[np.float32]:
+    def finish(self) -> Floats:
         """The update, shape [num_elements]."""
 
 
@@ -41,18 +39,18 @@ class Sum:
         """A rule for packets of `compressor`."""
         self._compressor = compressor
         self._num_elements = 0
-        self._packets: dict[int, npt.NDArray[np.uint8]] = {}
+        self._packets: dict[int, Bytes] = {}
 
     def begin(self, num_elements: int) -> None:
         """Starts a chunk of `num_elements` elements."""
         self._num_elements = num_elements
         self._packets = {}
 
-    def add(self, child: int, packet: npt.NDArray[np.uint8]) -> None:
+    def add(self, child: int, packet: Bytes) -> None:
         """Takes the packet of `child`."""
         self._packets[child] = packet
 
-    def finish(self) -> npt.NDArray[np.float32]:
+    def finish(self) -> Floats:
         """The sum, shape [num_elements]."""
         ordered = [self._packets[child] for child in sorted(self._packets)]
         self._packets = {}
