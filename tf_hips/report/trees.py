@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tf_hips import config
 from tf_hips.errors import ConfigError
 
 COMPUTING = "forward and backward"
@@ -131,9 +132,7 @@ def write_meta(
         "batch_size": batch_size,
         "begin_time": begin_s,
     }
-    draft = folder / f".{META}"
-    draft.write_text(json.dumps(told), encoding="utf-8")
-    draft.replace(folder / META)
+    config.write_whole(json.dumps(told), folder / META)
 
 
 def read_meta(path: Path) -> Mapping[str, Any]:
