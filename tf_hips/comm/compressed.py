@@ -132,11 +132,6 @@ class CompressedSum:
                 if segment in recoded
             }
 
-    @property
-    def num_buckets(self) -> int:
-        """How many buckets the vectors travel in."""
-        return len(self._buckets)
-
     def __call__(self, vectors: Sequence[tf.Tensor], step: tf.Tensor) -> list[tf.Tensor]:
         """Sums `vectors` over the ranks.
 

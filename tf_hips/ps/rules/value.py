@@ -208,16 +208,6 @@ class UpdateRule:
         if self.sketch is not None:
             object.__setattr__(self, "sketch", self._checked_sketch())
 
-    @classmethod
-    def make(cls, name: str, **params: int | float | str) -> "UpdateRule":
-        """A rule of Python values: `UpdateRule.make("momentum", learning_rate=0.1)`."""
-        known = {parameter.name: parameter for parameter in _parameters(name)}
-        numbers = {
-            key: known[key].number(value) if key in known else value
-            for key, value in params.items()
-        }
-        return cls(name, tuple(numbers.items()))  # type: ignore[arg-type]
-
     @property
     def text(self) -> str:
         """The text that `parse` turns into this value; the same for equal values."""
