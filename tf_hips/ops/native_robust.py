@@ -16,7 +16,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from tf_hips.errors import LibraryError
 from tf_hips.ops import library
 from tf_hips.ops.compressor import CHUNK
 from tf_hips.ops.native import OUT_OF_MEMORY, Floats
@@ -239,15 +238,4 @@ def _functions() -> dict[str, Any]:
         "mix": (*rows, pointer, i32, pointer),
         "sketch": (*rows, pointer, i32),
     }
-    found = {}
-    for name, arguments in signatures.items():
-        try:
-            function = library.native()[f"tf_hips_robust_{name}"]
-        except AttributeError as error:
-            raise LibraryError(
-                f"{library.NATIVE_PATH.name} must have robust aggregation. Received: an older "
-                "one; run `make build` in the source tree, or install a newer wheel"
-            ) from error
-        function.restype, function.argtypes = i32, arguments
-        found[name] = function
-    return found
+    return library.functions("tf_hips_robust_", signatures, "robust aggregation")
