@@ -7,13 +7,13 @@ import numpy as np
 
 from tf_hips.ops import native, native_updates
 from tf_hips.ops.compressor import Compressor
-from tf_hips.ops.native import Bytes, Floats
+from tf_hips.ops.native import Floats
 from tf_hips.ps.rules.robust import Rows
-from tf_hips.ps.rules.rule import Rule, Sum
+from tf_hips.ps.rules.rule import Keeping, Rule, Sum
 from tf_hips.ps.rules.value import UpdateRule
 
 
-class Mean:
+class Mean(Keeping):
     """sum of p_i x_i in child order, p_i = n_i / n; a child without a weight has n_i = 1.
 
     Where nobody has anything to say, all weights 0, the mean is 0.
@@ -23,19 +23,8 @@ class Mean:
 
     def __init__(self, compressor: Compressor, weights: Mapping[int, float]) -> None:
         """A rule for packets of `compressor`, of children with `weights`."""
-        self._compressor = compressor
+        super().__init__(compressor)
         self._weights = weights
-        self._num_elements = 0
-        self._packets: dict[int, Bytes] = {}
-
-    def begin(self, num_elements: int) -> None:
-        """Starts a chunk of `num_elements` elements."""
-        self._num_elements = num_elements
-        self._packets = {}
-
-    def add(self, child: int, packet: Bytes) -> None:
-        """Takes the packet of `child`."""
-        self._packets[child] = packet
 
     def finish(self) -> Floats:
         """The mean, shape [num_elements]."""

@@ -17,6 +17,7 @@ from tf_hips.ops.compressor import Compressor
 from tf_hips.ops.native import Bytes, Floats
 from tf_hips.ops.native_robust import CoordinateRule
 from tf_hips.ps.rules import leaves, votes
+from tf_hips.ps.rules.rule import Keeping
 from tf_hips.ps.rules.value import UpdateRule, parse
 from tf_hips.ps.terms.assignment import WHOLE, Shard
 from tf_hips.ps.terms.quorum import DROP, Quorum
@@ -35,7 +36,7 @@ _RULES = {
 }
 
 
-class Rows:
+class Rows(Keeping):
     """The rows of all children side by side, and of each coordinate what most of them say.
 
     Memory: a chunk of float32 for each child, while it is merged; of signs of onebit, which are
@@ -63,19 +64,16 @@ class Rows:
             weights: what children stand for, by child.
             of: how many rows there could be in a round; None: as many as come.
         """
+        super().__init__(compressor)
         self._rule = rule
         self._of = of
-        self._compressor = compressor
         self._weights = weights
-        self._num_elements = 0
-        self._packets: dict[int, Bytes] = {}
         self._num_refused = 0
         self.squares: Mapping[int, float] = {}
 
     def begin(self, num_elements: int) -> None:
         """Starts a chunk of `num_elements` elements."""
-        self._num_elements = num_elements
-        self._packets = {}
+        super().begin(num_elements)
         self._num_refused = 0
         self.squares = {}
 
@@ -83,7 +81,7 @@ class Rows:
         """Takes the packet of `child`."""
         weight = self._weights.get(child, 1.0)
         if weight > 0:
-            self._packets[child] = packet
+            super().add(child, packet)
         else:
             self._num_refused += is_refused(weight)
 

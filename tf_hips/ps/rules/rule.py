@@ -30,13 +30,11 @@ class Rule(Protocol):
         """The update, shape [num_elements]."""
 
 
-class Sum:
-    """The sum of all packets, added up in child order: what synchronous gradients need."""
-
-    needs_rows = False
+class Keeping:
+    """What keeps the packets of a chunk until all have come: the first half of a rule."""
 
     def __init__(self, compressor: Compressor) -> None:
-        """A rule for packets of `compressor`."""
+        """Takes nothing yet; packets are those of `compressor`."""
         self._compressor = compressor
         self._num_elements = 0
         self._packets: dict[int, Bytes] = {}
@@ -49,6 +47,12 @@ class Sum:
     def add(self, child: int, packet: Bytes) -> None:
         """Takes the packet of `child`."""
         self._packets[child] = packet
+
+
+class Sum(Keeping):
+    """The sum of all packets, added up in child order: what synchronous gradients need."""
+
+    needs_rows = False
 
     def finish(self) -> Floats:
         """The sum, shape [num_elements]."""
