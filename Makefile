@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup build check fix test test-all test-faults soak demo bench bench-codecs bench-collectives bench-gpu bench-keras bench-first-run bench-loops bench-low-rank bench-ps bench-robust bench-sparse wheel clean set-up-quietly
+.PHONY: help setup build check fix test test-all test-faults soak demo bench-codecs bench-collectives bench-gpu bench-keras bench-first-run bench-loops bench-low-rank bench-ps bench-robust bench-sparse wheel clean set-up-quietly
 
 # The interpreter of .venv, read by tools/setup.sh; empty: the one .venv has, else python3.
 PYTHON ?=
@@ -18,7 +18,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 CC_FILES = git ls-files -co --exclude-standard -- '*.h' '*.cc' '*.cu' '*.cuh' ':!tests/**/golden/**'
 
 help: ## this list
-	@echo "make VERB [PYTHON=python3.11] [ARGS='more arguments for pytest, demo or bench']"
+	@echo "make VERB [PYTHON=python3.11] [ARGS='more arguments for pytest, demo or a bench-*']"
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 setup: ## Debian's tools, .venv, the patched Horovod: everything that the rest needs
@@ -54,9 +54,6 @@ soak: build ## 10 Keras trainings of which all roles are killed, and COUNT=100 s
 
 demo: build ## train on two parties and a server, all on this machine; writes demo-out/
 	@$(BIN)/python examples/demo.py $(ARGS)
-
-bench: build ## codec throughput beside the machine's bounds
-	@$(BIN)/python -m benchmarks.kernels $(ARGS)
 
 bench-codecs: build ## codecs beside memory, TensorFlow ops and NumPy; the targets of their speed
 	@$(BIN)/python -m benchmarks.codecs $(ARGS)

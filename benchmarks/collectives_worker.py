@@ -224,14 +224,14 @@ class Worker:
         """The collectives of `ps` on bytes that stand for packets."""
         import tensorflow as tf
 
-        from tf_hips.comm import compressed, partition, primitives
+        from tf_hips.comm import partition, primitives
         from tf_hips.ops.compressor import CHUNK, parse
 
         compressor, size = parse(text), primitives.size()
         everything = partition.pieces([math.prod(shape) for shape in self._shapes], CHUNK)
         segments = partition.spread([piece.num_elements for piece in everything], size)
         buckets = []
-        limit = compressed.BUCKET_ELEMENTS
+        limit = partition.BUCKET_ELEMENTS
         for places in partition.piece_buckets(everything, limit, {}, segments):
             lengths, merged = [0] * size, 0
             for place in places:

@@ -12,6 +12,7 @@ import dataclasses
 import difflib
 import json
 import os
+import re
 import reprlib
 import types
 import typing
@@ -30,6 +31,9 @@ LOCAL_WORKER_VARIABLE = "TF_HIPS_LOCAL_WORKER"
 ROLES = ("worker", "party", "server", "global-server", "evaluator", "operator")
 SERVER_ROLES = ("global-server", "server")
 INTRAS = ("horovod", "ps")
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,49}")
+"""Of a run or a site: part of the name of a certificate, of files and of roles in the log."""
 
 _Value = TypeVar("_Value")
 

@@ -29,7 +29,13 @@ _SAME_US = 1000
 _MOST_WAITING = 10_000
 # Seconds that the end of a process waits for them.
 _SETTLE_S = 5.0
+
+Event = Mapping[str, Any]
+"""One of a log, as it is read: JSON values by name."""
 Listener = Callable[[str, Mapping[str, Any]], None]
+"""Gets the name and the values of an event."""
+Tell = Callable[..., None]
+"""Writes an event, as `EventLog.write` does."""
 
 
 def printable(text: str) -> str:

@@ -12,8 +12,8 @@ No elements: the initial value. Integers wrap, so their order does not matter.
 import numpy as np
 
 from compll.ir import semantics
+from compll.ir.functions import Value
 from compll.ir.reducers import IDENTITY
-from compll.ir.semantics import Value
 
 BLOCK = 1024
 LANES = 16

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from compll import packet
 from compll.backends import bits, philox, reduction, select
 from compll.ir import nodes, semantics
-from compll.ir.semantics import Value
+from compll.ir.functions import Value
 from compll.ir.types import FLOAT, INT, MAX_PACKED_BITS, Array, Type, UInt
 from compll.packet import MAX_ELEMENTS, PacketError
 

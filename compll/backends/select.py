@@ -3,7 +3,7 @@
 
 import numpy as np
 
-from compll.ir.semantics import Value
+from compll.ir.functions import Value
 from compll.packet import PacketError
 
 _SIGN = np.uint32(0x80000000)

@@ -4,6 +4,7 @@
 from collections.abc import Mapping
 
 from compll.ir import nodes, semantics
+from compll.ir.functions import Value
 from compll.ir.types import UInt
 from compll.ir.walk import walk
 
@@ -24,7 +25,7 @@ def integer_with(expr: nodes.Expr, values: Mapping[nodes.Var, float]) -> int | N
     return None if value is None else int(value)
 
 
-def _evaluate(expr: nodes.Expr, values: Mapping[nodes.Var, float]) -> semantics.Value | None:
+def _evaluate(expr: nodes.Expr, values: Mapping[nodes.Var, float]) -> Value | None:
     match expr:
         case nodes.Const():
             return semantics.constant(expr.value, expr.type)
@@ -49,9 +50,7 @@ def _evaluate(expr: nodes.Expr, values: Mapping[nodes.Var, float]) -> semantics.
             return None
 
 
-def _of_one(
-    expr: nodes.Unary | nodes.Convert | nodes.Bitcast, operand: semantics.Value
-) -> semantics.Value | None:
+def _of_one(expr: nodes.Unary | nodes.Convert | nodes.Bitcast, operand: Value) -> Value | None:
     if isinstance(expr, nodes.Unary):
         return semantics.unary(expr.op, operand)
     if isinstance(expr, nodes.Bitcast):

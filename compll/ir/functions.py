@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-Value = Any  # np.float32 | np.int64 or an array of one of them
+Value = Any  # np.float32 | np.int64 | np.bool_ or an array of one of them
 
 # exp2(f) = 1 + f (c0 + f (c1 + ...)) for |f| <= 1/2, to 2^-24: Moshier, Cephes, exp2f.
 EXP2 = (

@@ -8,14 +8,12 @@ saturate. Callers silence NumPy's warnings with `quiet()`; results do not depend
 
 import contextlib
 import struct
-from typing import Any
 
 import numpy as np
 
 from compll.ir import functions
+from compll.ir.functions import Value
 from compll.ir.types import BOOL, FLOAT, Type, UInt
-
-Value = Any  # np.float32 | np.int64 | np.bool_ or an array of one of them
 
 
 def quiet() -> contextlib.AbstractContextManager[None]:

@@ -15,6 +15,7 @@ import math
 from dataclasses import replace
 
 from compll.ir import nodes, semantics
+from compll.ir.functions import Value
 from compll.ir.types import BOOL, FLOAT, INT, Type, UInt
 from compll.passes.inline import rebuild
 
@@ -119,11 +120,11 @@ def _simplify(expr: nodes.Expr) -> nodes.Expr:
             return expr
 
 
-def _value(expr: nodes.Const) -> semantics.Value:
+def _value(expr: nodes.Const) -> Value:
     return semantics.constant(expr.value, expr.type)
 
 
-def _constant(expr: nodes.Expr, value: semantics.Value) -> nodes.Expr:
+def _constant(expr: nodes.Expr, value: Value) -> nodes.Expr:
     if expr.type == FLOAT:
         return expr if math.isnan(value) else nodes.Const(FLOAT, expr.span, float(value))
     return nodes.Const(expr.type, expr.span, bool(value) if expr.type == BOOL else int(value))

@@ -4,6 +4,7 @@
 import errno
 import json
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -71,6 +72,20 @@ def test_what_a_stopped_run_left_is_swept_and_later_steps_are_refused(tmp_path):
     folder.write(6, 0, {"run": "mine"}, write_text)
     folder.begin(0, "mine")  # killed before its first backup
     assert folder.steps() == [5, 6]
+
+
+def test_an_end_that_cannot_be_written_leaves_nothing_behind(tmp_path, monkeypatch):
+    folder = CheckpointFolder(tmp_path)
+    folder.begin(0)
+
+    def fail(path, target):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space"):
+        patched.setattr(Path, "replace", fail)
+        folder.end(5, None)
+    assert list(tmp_path.iterdir()) == []
+    folder.begin(0)
 
 
 def test_a_run_keeps_the_name_with_which_it_began(tmp_path):

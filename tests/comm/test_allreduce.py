@@ -18,13 +18,6 @@ TIERED = ("hierarchical", "hierarchical_fp16")
 NODES = {2: [[0, 1]], 3: [[1, 2], [0]]}
 
 
-def test_plans_name_the_ways_that_there_are():
-    from tf_hips.comm.plan import EXACT, TOPOLOGIES
-    from tf_hips.comm.ways import COMPRESSED
-
-    assert sorted(TOPOLOGIES) == sorted((EXACT, *COMPRESSED))
-
-
 class _Everyone:
     """The same sums in NumPy, all ranks at once; what each rank keeps is here."""
 
@@ -192,7 +185,7 @@ def _compare_with_native_codecs(topology, texts):
                     result.numpy().view(np.uint32), value.view(np.uint32), err_msg=text
                 )
         last = total._reducers[-1] if compressor.is_warmup else total
-        assert last.num_buckets == 3
+        assert len(last._buckets) == 3
         if not compressor.has_state:
             assert not last.residuals
             assert not last.owner_residuals
@@ -332,7 +325,7 @@ def _complaints():
     import tensorflow as tf
 
     from tf_hips.comm import compressed, primitives
-    from tf_hips.comm.ways import COMPRESSED
+    from tf_hips.comm.plan import COMPRESSED
     from tf_hips.ops.compressor import parse
 
     compressed.BUCKET_ELEMENTS = 16
@@ -374,7 +367,7 @@ def test_three_ranks_equal_the_native_codecs_and_plain_sums():
     import tensorflow as tf
 
     from tf_hips.comm import allreduce, compressed, primitives, schedules
-    from tf_hips.comm.ways import COMPRESSED
+    from tf_hips.comm.plan import COMPRESSED
     from tf_hips.ops.compressor import parse
 
     _compare_with_native_codecs("ps", [f"warmup({ONEBIT}, steps=1)"])

@@ -14,7 +14,7 @@ from tests.comm.profiles import DGC, ONEBIT, VGG19, codec, profile
 from tf_hips.comm import cost_model
 from tf_hips.comm.cost_model import Backward, buckets_of, step_seconds, tasks_of, topologies
 from tf_hips.comm.overlap import Chain, Task, simulate
-from tf_hips.comm.partition import piece_buckets, pieces, spread
+from tf_hips.comm.partition import BUCKET_ELEMENTS, piece_buckets, pieces, spread
 from tf_hips.comm.plan import Choice
 from tf_hips.comm.profile import Collective, Cost, MergeCost, Profile, Tiers, fit
 from tf_hips.errors import ConfigError
@@ -105,7 +105,7 @@ def test_buckets_are_those_of_the_runtime() -> None:
     made = buckets_of(ONEBIT, "ps", sizes, {3: 4}, four)
     everything = pieces(sizes, CHUNK)
     segments = spread([piece.num_elements for piece in everything], 4)
-    groups = piece_buckets(everything, cost_model.BUCKET_ELEMENTS, {3: 4}, segments)
+    groups = piece_buckets(everything, BUCKET_ELEMENTS, {3: 4}, segments)
     assert len(made) == len(groups) == 6
     assert [bucket.load.pieces for bucket in made] == [len(group) for group in groups]
     assert [bucket.first for bucket in made] == [4, 3, 3, 3, 3, 0]
@@ -192,12 +192,12 @@ _SHARE = _M // _N
     ],
 )
 def test_the_formula_of_a_topology(topology: str, work: list[float], sent: list[float]) -> None:
-    costs = _TIERED if topology in cost_model.HIERARCHICAL else _APART
+    costs = _TIERED if topology in cost_model.INSIDE_BYTES else _APART
     [bucket] = buckets_of(ONEBIT, topology, [_M], {}, costs)
     found = tasks_of(bucket, costs)
     assert [task.seconds for task in found if not task.is_link] == pytest.approx(work)
     assert [task.seconds for task in found if task.is_link] == pytest.approx(sent)
-    sums = ("ps", *cost_model.HIERARCHICAL)
+    sums = ("ps", *cost_model.INSIDE_BYTES)
     decoded = _M * (2e-8 if topology in sums else 3e-8 if topology == "allgather" else 1e-8)
     total = step_seconds([Choice("a", _M, ONEBIT, topology)], costs)
     assert total == pytest.approx(sum(work) + sum(sent) + decoded)

@@ -12,7 +12,7 @@ from tests.comm.profiles import DGC, ONEBIT, VGG19, codec, named, profile
 from tf_hips.comm import planner
 from tf_hips.comm.cost_model import Backward, step_seconds
 from tf_hips.comm.plan import EXACT, Choice, Plan
-from tf_hips.comm.planner import MARGIN, exact_seconds, make_plan, predicted, ways
+from tf_hips.comm.planner import MARGIN, exact_seconds, make_plan, predicted, topologies_for
 from tf_hips.comm.profile import Collective, Cost, MergeCost, Profile, Tiers
 from tf_hips.errors import ConfigError
 
@@ -126,8 +126,8 @@ def test_candidates_are_what_was_named() -> None:
     freely = make_plan(both, named(SMALL_MODEL), [ONEBIT, "dgc"])
     assert DGC in {choice.compression for choice in freely.choices}
     # A momentum must not be applied again at every hop.
-    assert ways(DGC, both) == ["ps", "allgather"]
-    assert ways(ONEBIT, both) == ["ps", "ring", "allgather", "butterfly"]
+    assert topologies_for(DGC, both) == ["ps", "allgather"]
+    assert topologies_for(ONEBIT, both) == ["ps", "ring", "allgather", "butterfly"]
     assert {choice.topology for choice in chosen.choices} <= {"ps", "allgather", EXACT}
     only = make_plan(both, named(SMALL_MODEL), [ONEBIT], topologies=["ring"])
     assert "ring" in {choice.topology for choice in only.choices}

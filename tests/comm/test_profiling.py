@@ -129,17 +129,6 @@ def test_two_hosts_of_two_ranks(tmp_path: Path) -> None:
 
 
 @ranks(1)
-def test_the_cost_model_knows_the_runtime() -> None:
-    from tf_hips.comm import allreduce, compressed, cost_model, plan, ways
-
-    assert cost_model.BUCKET_ELEMENTS == compressed.BUCKET_ELEMENTS
-    assert cost_model.BUCKET_ELEMENTS * 4 == allreduce.BUCKET_BYTES
-    assert {plan.EXACT, *ways.COMPRESSED} == set(plan.TOPOLOGIES)
-    modelled = {cost_model.PS, cost_model.ALLGATHER, *cost_model.HOPS, *cost_model.HIERARCHICAL}
-    assert set(ways.COMPRESSED) == modelled
-
-
-@ranks(1)
 def test_one_rank_needs_no_profile(tmp_path: Path) -> None:
     from tf_hips.comm import auto, profiling
     from tf_hips.comm.profile import Collective

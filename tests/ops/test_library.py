@@ -40,6 +40,11 @@ def test_another_tensorflow_is_refused_before_loading(monkeypatch: pytest.Monkey
     assert "`make build`" in text
 
 
+def test_a_library_without_a_function_is_an_older_one() -> None:
+    with pytest.raises(LibraryError, match=r"must have rules\. Received: an older one; run `make"):
+        library.functions("tf_hips_robust_", {"mix": (), "nothing_of_ours": ()}, "rules")
+
+
 @pytest.mark.parametrize(
     ("built", "running", "fits"),
     [

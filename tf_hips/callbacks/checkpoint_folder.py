@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tf_hips import config
 from tf_hips.callbacks.folder import sync
 from tf_hips.errors import ConfigError
 
@@ -194,10 +195,8 @@ class CheckpointFolder:
 
     def end(self, step: int, reason: str | None, run: str | None = None) -> None:
         """Says to who follows that no more checkpoints come from `run`, if that has a name."""
-        draft = self.path / f"{_WRITING}ended"
         told = {"last_step": step, "reason": reason, "run": run}
-        draft.write_text(json.dumps(told) + "\n", encoding="utf-8")
-        draft.replace(self.path / _ENDED)
+        config.write_whole(json.dumps(told) + "\n", self.path / _ENDED)
 
     def ended(self, run: str | None = None) -> Mapping[str, Any] | None:
         """What `end` said; None while training goes on.

@@ -22,6 +22,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from tf_hips import config
 from tf_hips.errors import ConfigError
 
 _NAME = re.compile(r"(\d{8,})-epoch-(\d+)-step-(\d+)")
@@ -87,9 +88,7 @@ class BackupFolder:
         if isinstance(known.get(told), str):
             return str(known[told])
         self.path.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f".{_BEGAN}")
-        draft.write_text(json.dumps({**known, told: run}), encoding="utf-8")
-        draft.replace(path)
+        config.write_whole(json.dumps({**known, told: run}), path)
         return run
 
     def write_probe(self) -> str:

@@ -14,12 +14,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tf_hips.config import Tls
+from tf_hips.config import NAME, Tls
 from tf_hips.errors import LibraryError
-
-# A site is part of a certificate's name, of file names and of roles in the log.
-_SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,49}")
-
 
 _ON = {"1", "true", "yes", "on"}
 _OFF = {"", "0", "false", "no", "off"}
@@ -165,7 +161,7 @@ def index(text: str) -> int:
 
 def site(text: str) -> str:
     """The name of a party."""
-    if not _SITE.fullmatch(text):
+    if not NAME.fullmatch(text):
         raise argparse.ArgumentTypeError(
             "must be 1 to 50 letters, digits, '.', '_' or '-', a letter or digit first. "
             f"Received: {text!r}"

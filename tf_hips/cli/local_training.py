@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tf_hips.cli import arguments, robust_training
+from tf_hips.esync import RULES
 
 if TYPE_CHECKING:
     from tf_hips.trainer.local import Local
@@ -198,7 +199,7 @@ def local_of(options: argparse.Namespace) -> "Local":
     """
     import dataclasses
 
-    from tf_hips.trainer.local import RULES, STATE_SERVER_PORT, Local
+    from tf_hips.trainer.local import STATE_SERVER_PORT, Local
 
     values: dict[str, Any] = {
         field.name: getattr(options, field.name) for field in dataclasses.fields(Local)

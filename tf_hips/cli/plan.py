@@ -174,14 +174,14 @@ def _from_secopa(
     num_ranks: int,
     gradients: list[tuple[str, int]],
 ) -> "Plan":
-    from tf_hips.comm.plan import Plan
+    from tf_hips.comm.plan import PS, Plan
 
     if len(candidates) != 1 or len(options.topology or []) > 1:
         raise arguments.UsageError(
             "--from-secopa must come with one --compression, and one --topology at most, because "
             f"the file names none. Received: {', '.join(candidates) or 'none'}"
         )
-    topology = (options.topology or ["ps"])[0]
+    topology = (options.topology or [PS])[0]
     return Plan.from_secopa(options.from_secopa, num_ranks, candidates[0], topology, gradients)
 
 

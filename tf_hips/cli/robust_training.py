@@ -5,6 +5,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from tf_hips.cli import arguments
+from tf_hips.esync import RULES
 
 if TYPE_CHECKING:
     from tf_hips.trainer.robustness import Robust
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
 _LIS = "alie(z=1, sign=1, statistics=all)"
 # What its --err-mode can be, by our names.
 _OF_DETOX = ("reversed_gradient", "constant", "gaussian")
-_LOCAL_RULES = ("default", "compat")
 
 
 def attack(text: str) -> str:
@@ -43,7 +43,7 @@ def rule(text: str) -> str:
     """`default` or `compat` of local steps, or the text of an update or a robust rule."""
     from tf_hips import robust
 
-    if text in _LOCAL_RULES:
+    if text in RULES:
         return text
     try:
         return arguments.rule(text)
@@ -162,7 +162,7 @@ def robust_of(options: argparse.Namespace) -> "Robust":
 
     given = options.rule
     return Robust(
-        rule=None if given in (None, *_LOCAL_RULES) else given,
+        rule=None if given in (None, *RULES) else given,
         approach=options.approach,
         aggregation=options.mode if options.mode in AGGREGATIONS else None,
         group_size=options.group_size,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tf_hips import config
+from tf_hips.config import NAME
 from tf_hips.errors import ConfigError
 
 VERSION = 1
@@ -37,7 +38,6 @@ PATHS = ("state", "log_dir")
 # Keys of `server` that are texts of compressors, which may name a specification beside the script.
 COMPRESSIONS = ("compression", "downlink", "uplink_compression")
 
-_SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,49}")
 # Horovod puts a folder into commands of a shell as it is.
 _FOLDER = re.compile(r"/[A-Za-z0-9._/-]*[A-Za-z0-9_-]")
 _PROGRAM = re.compile(r"/?[A-Za-z0-9._][A-Za-z0-9._/-]*")
@@ -84,7 +84,7 @@ class ServerSite:
         Raises:
             ConfigError: one of them is wrong.
         """
-        _check("site", self.site, _SITE, "1 to 50 letters, digits, '.', '_' or '-'")
+        _check("site", self.site, NAME, "1 to 50 letters, digits, '.', '_' or '-'")
         _check("host", self.host, _DESTINATION, "a destination of ssh, HOST or USER@HOST")
         _check_address("address", self.address)
         if self.bind is not None:
@@ -168,7 +168,7 @@ class PartySite:
         Raises:
             ConfigError: one of them is wrong.
         """
-        _check("site", self.site, _SITE, "1 to 50 letters, digits, '.', '_' or '-'")
+        _check("site", self.site, NAME, "1 to 50 letters, digits, '.', '_' or '-'")
         if not self.hosts:
             raise ConfigError("`hosts` must name a host at least, `host: slots`. Received: {}")
         for host, slots in self.hosts.items():
@@ -251,7 +251,7 @@ class Cluster:
         Raises:
             ConfigError: one of them is wrong.
         """
-        _check("run", self.run, _SITE, "1 to 50 letters, digits, '.', '_' or '-'")
+        _check("run", self.run, NAME, "1 to 50 letters, digits, '.', '_' or '-'")
         if Path(self.script).suffix != ".py":
             raise ConfigError(f"`script` must be a .py file. Received: {self.script!r}")
         _check_places(self.folder, self.program)

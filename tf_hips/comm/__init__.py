@@ -8,7 +8,6 @@ What ranks do:
     sparse        exact sums of rows (`tf.IndexedSlices`)
     compressed    a compressed sum of a list of gradients, in buckets
     topologies    how the packets of one bucket become those of its sum
-    ways          topologies by name
     hierarchy     exact inside a node, compressed between nodes
     schedules     who sends what to whom, hop by hop
     staged        sums that change with the step: the stages of a warm-up

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_hips.comm import primitives
-from tf_hips.comm.partition import buckets
+from tf_hips.comm.partition import BUCKET_ELEMENTS, buckets
 
-# Large enough that a collective's fixed cost vanishes, small enough that the joined copy stays
-# cheap.
-BUCKET_BYTES = 64 * 2**20
+# As many as compressed sums have elements; the joined copy stays cheap.
+BUCKET_BYTES = 4 * BUCKET_ELEMENTS
 
 HALVES = (tf.float16, tf.bfloat16)
 """Types that are added as float32, and rounded once."""

@@ -18,17 +18,14 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from tf_hips.comm import looks, primitives
-from tf_hips.comm.partition import Piece, piece_buckets, pieces, spread
-from tf_hips.comm.topologies import Bucket, culprit, note_of
-from tf_hips.comm.ways import PS, make_way
+from tf_hips.comm import looks, plan, primitives
+from tf_hips.comm.hierarchy import Hierarchy
+from tf_hips.comm.partition import BUCKET_ELEMENTS, Piece, piece_buckets, pieces, spread
+from tf_hips.comm.schedules import HOPS
+from tf_hips.comm.topologies import Bucket, Gather, Hops, Owners, Topology, culprit, note_of
 from tf_hips.ops import graph
 from tf_hips.ops.compressor import CHUNK, Compressor
 from tf_hips.ops.flow import opaque, yielded
-
-# Large enough that a collective's fixed cost vanishes beside the encoding, small enough that a
-# large model has several.
-BUCKET_ELEMENTS = 2**24
 
 MakeVariable = Callable[[tf.Tensor, str], tf.Variable]
 # Step, position of a gradient, rank: raises what there is to say about a gradient that is not
@@ -51,7 +48,7 @@ class CompressedSum:
         worker_seed: int,
         owner_seed: int,
         make_variable: MakeVariable,
-        topology: str = PS,
+        topology: str = plan.PS,
         partitions: Mapping[int, int] | None = None,
         complain: Complain | None = None,
         shares: "CompressedSum | None" = None,
@@ -67,7 +64,7 @@ class CompressedSum:
             worker_seed: seed of this rank's encoder of gradients.
             owner_seed: seed of this rank's encoder of sums.
             make_variable: makes a non-trainable variable from an initial value and a name.
-            topology: which way packets take; one of `ways.COMPRESSED`.
+            topology: which way packets take; one of `plan.COMPRESSED`.
             partitions: positions of vectors that travel in so many buckets of their own.
             complain: called on all ranks where a gradient of one of them is not finite; None lets
                 the codec do with it what it does.
@@ -86,16 +83,16 @@ class CompressedSum:
         self._worker_seed = worker_seed
         self._owner_seed = owner_seed
         self._complain = complain
-        self._way = way = make_way(topology)
-        if way.encodes_sums and compressor.for_sums != compressor:
+        self._topology = made = _made(topology)
+        if made.encodes_sums and compressor.for_sums != compressor:
             raise ValueError(
                 f"`{topology}` must have a compressor without momentum, which it would apply again "
                 f"at every hop: use ps or allgather. Received: {compressor.text}"
             )
-        self._sums = compressor if way.gathers else compressor.for_sums
+        self._sums = compressor if made.gathers else compressor.for_sums
         rank, num_ranks = primitives.rank(), primitives.size()
         everything = pieces(self._sizes, piece_elements)
-        segments = spread([piece.num_elements for piece in everything], way.num_segments)
+        segments = spread([piece.num_elements for piece in everything], made.num_segments)
         self._buckets = [
             Bucket(
                 f"{label}.{topology}.bucket_{number}",
@@ -115,7 +112,7 @@ class CompressedSum:
             return
         if num_ranks == 1:
             return
-        encoded, recoded = set(way.encoded(rank)), set(way.recoded(rank))
+        encoded, recoded = set(made.encoded(rank)), set(made.recoded(rank))
         if compressor.has_state:
             kept = "residual" if compressor.has_residual else "state"
             self.residuals = {
@@ -134,11 +131,6 @@ class CompressedSum:
                 for piece, segment in zip(everything, segments, strict=True)
                 if segment in recoded
             }
-
-    @property
-    def num_buckets(self) -> int:
-        """How many buckets the vectors travel in."""
-        return len(self._buckets)
 
     def __call__(self, vectors: Sequence[tf.Tensor], step: tf.Tensor) -> list[tf.Tensor]:
         """Sums `vectors` over the ranks.
@@ -163,7 +155,7 @@ class CompressedSum:
             with tf.control_dependencies([yielded(one) for one in sent]):
                 values = [cut(vectors[piece.tensor], piece) for piece in bucket.pieces]
             note = None if self._complain is None else note_of(bucket, values)
-            travelled = self._way(bucket, values, self, step, note)
+            travelled = self._topology(bucket, values, self, step, note)
             sent = [travelled.sent]
             arrived.update(zip(bucket.pieces, travelled.packets, strict=True))
             notes.append(travelled.notes)
@@ -224,7 +216,7 @@ class CompressedSum:
             size = self._sizes[tensor]
             vectors[tensor] = (
                 graph.merge(self._sums, packets, size)
-                if self._way.gathers
+                if self._topology.gathers
                 else graph.decode(self._sums, packets, size)
             )
         return vectors
@@ -259,3 +251,26 @@ def encoded(
     if kept is not None:
         kept.assign(new_kept, read_value=False)
     return packet
+
+
+def _made(topology: str) -> Topology:
+    """A topology for the ranks of this job.
+
+    Raises:
+        ValueError: there is no such topology, or it does not take so many ranks.
+    """
+    num_ranks = primitives.size()
+    if topology in HOPS:
+        return Hops(HOPS[topology](num_ranks))
+    match topology:
+        case plan.PS:
+            return Owners(num_ranks)
+        case plan.ALLGATHER:
+            return Gather()
+        case plan.HIERARCHICAL:
+            return Hierarchy(primitives.nodes())
+        case plan.HIERARCHICAL_FP16:
+            return Hierarchy(primitives.nodes(), tf.float16)
+    raise ValueError(
+        f"`topology` must be one of {', '.join(plan.COMPRESSED)}. Received: topology={topology!r}"
+    )

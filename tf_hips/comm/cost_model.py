@@ -13,35 +13,28 @@ tasks; here the time of the whole step counts, with overlap and contention.
 
 import collections
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from tf_hips.comm import schedules
 from tf_hips.comm.overlap import Chain, Task, simulate
-from tf_hips.comm.partition import buckets, piece_buckets, pieces, spread
-from tf_hips.comm.plan import Choice
+from tf_hips.comm.partition import (
+    BUCKET_ELEMENTS,
+    NOTE_BYTES,
+    buckets,
+    piece_buckets,
+    pieces,
+    spread,
+)
+from tf_hips.comm.plan import ALLGATHER, HIERARCHICAL, HIERARCHICAL_FP16, PS, Choice
 from tf_hips.comm.profile import Codec, Collective, Profile, Tiers
-from tf_hips.comm.schedules import Schedule, Transfer
+from tf_hips.comm.schedules import BLOCKS, BUTTERFLY, HOPS, RING, Transfer
 from tf_hips.errors import ConfigError
 from tf_hips.ops.compressor import CHUNK
 
-BUCKET_ELEMENTS = 1 << 24
-"""The most elements of a bucket; the first ones of packets have less (see `partition`), and an
-exact sum's gradients are never cut."""
-
-PS = "ps"
-ALLGATHER = "allgather"
-HIERARCHICAL = {"hierarchical": 4, "hierarchical_fp16": 2}
-"""Bytes of an element inside of a host."""
-ROUNDING = {"hierarchical_fp16"}
-"""Ways that lose more than their codec does, and keep no residual of it."""
-HOPS: dict[str, Callable[[int], Schedule]] = {
-    "ring": schedules.ring,
-    "butterfly": schedules.butterfly,
-    "blocks": schedules.blocks,
-}
-
-NOTE_BYTES = 8
-"""Of what each rank says about what is not finite; the other ways carry it along."""
+INSIDE_BYTES = {HIERARCHICAL: 4, HIERARCHICAL_FP16: 2}
+"""Of an element, inside of a host."""
+ROUNDING = {HIERARCHICAL_FP16}
+"""Topologies that lose more than their codec does, and keep no residual of it."""
 
 _BYTES = 4  # of a float32
 
@@ -114,13 +107,13 @@ class Group:
 
 
 def topologies(profile: Profile) -> tuple[str, ...]:
-    """Ways of compressed sums whose costs a profile tells."""
+    """Topologies of compressed sums whose costs a profile tells."""
     num_ranks = profile.num_ranks
     if num_ranks == 1:
         return ()
     is_power = num_ranks & (num_ranks - 1) == 0
-    tiers = tuple(HIERARCHICAL) if profile.tiers else ()
-    return PS, "ring", ALLGATHER, "butterfly" if is_power else "blocks", *tiers
+    tiers = tuple(INSIDE_BYTES) if profile.tiers else ()
+    return PS, RING, ALLGATHER, BUTTERFLY if is_power else BLOCKS, *tiers
 
 
 def buckets_of(
@@ -145,13 +138,13 @@ def buckets_of(
     """
     if compression is None:
         return _exact_buckets(topology, sizes, partitions)
-    if topology not in {*topologies(profile), "blocks"}:
+    if topology not in {*topologies(profile), BLOCKS}:
         raise ConfigError(
             f"`topology` must be one of {', '.join(topologies(profile))} for "
             f"{profile.num_ranks} ranks. Received: {topology}"
             + (
                 ", and a profile of hosts with one rank, or of one host"
-                if topology in HIERARCHICAL
+                if topology in INSIDE_BYTES
                 else ""
             )
         )
@@ -159,7 +152,7 @@ def buckets_of(
     count = profile.num_ranks
     if topology in HOPS:
         count = len(HOPS[topology](count).owners)
-    elif topology in HIERARCHICAL and profile.tiers:
+    elif topology in INSIDE_BYTES and profile.tiers:
         count = profile.tiers.hosts * profile.tiers.slices
     segments = spread([piece.num_elements for piece in everything], count)
     found = []
@@ -221,7 +214,7 @@ def tasks_of(bucket: Bucket, profile: Profile) -> list[Task]:
             _work(codec.recode(most.elements, size, most.pieces)),
             _send(profile, "allgather", (size - 1) * gathered),
         ]
-    if profile.tiers and bucket.topology in HIERARCHICAL:
+    if profile.tiers and bucket.topology in INSIDE_BYTES:
         return _hierarchical(bucket, codec, profile, profile.tiers)
     tasks = _hops(bucket, codec, profile)
     gathered = codec.packet(most.elements, most.pieces)
@@ -278,7 +271,7 @@ def _hierarchical(bucket: Bucket, codec: Codec, profile: Profile, tiers: Tiers) 
         for number in range(tiers.slices)
     )
     widest = max(slices, key=lambda one: one.elements)
-    each = HIERARCHICAL[bucket.topology]
+    each = INSIDE_BYTES[bucket.topology]
     join = profile.copy(whole.elements, whole.pieces)
     add = profile.add(others * widest.elements, others)
     if each < _BYTES:  # to the smaller type, and back
@@ -308,7 +301,7 @@ def decoding_of(
     codec = profile.codec(compression)
     if topology == ALLGATHER:
         return (_work(codec.merge(load.elements, profile.num_ranks, load.pieces)),)
-    cost = codec.decode_sum if topology in {PS, *HIERARCHICAL} else codec.decode
+    cost = codec.decode_sum if topology in {PS, *INSIDE_BYTES} else codec.decode
     return (_work(cost(load.elements, load.pieces)),)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The way of packets over two tiers of links: exact inside a node, compressed between nodes.
+"""The topology of two tiers of links: exact inside a node, compressed between nodes.
 
 Where links inside a machine are fast and those between machines are not, codecs pay between
 machines only. With H nodes, the smallest of which has G ranks, chunks are spread over G slices:
@@ -30,11 +30,11 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_hips.comm import primitives
-from tf_hips.comm.topologies import Bucket, Codec, Travelled, Way, joined, merge, split
+from tf_hips.comm.topologies import Bucket, Codec, Topology, Travelled, joined, merge, split
 from tf_hips.ops.compressor import Compressor
 
 
-class Hierarchy(Way):
+class Hierarchy(Topology):
     """`hierarchical`, and `hierarchical_fp16`."""
 
     gathers = False
@@ -73,7 +73,7 @@ class Hierarchy(Way):
         step: tf.Tensor,
         note: tf.Tensor | None,
     ) -> Travelled:
-        """Sums one bucket over the ranks; see `topologies.Way`."""
+        """Sums one bucket over the ranks; see `topologies.Topology`."""
         rank = primitives.rank()
         node, number = self._node_of[rank], self._slice_of(rank)
         slices = [self._places(bucket, one) for one in range(self._num_slices)]

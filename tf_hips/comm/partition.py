@@ -15,6 +15,15 @@ import heapq
 import itertools
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
+# Large enough that a collective's fixed cost vanishes beside the encoding, small enough that a
+# large model has several.
+BUCKET_ELEMENTS = 1 << 24
+"""The most elements of a bucket; the first ones of packets have less (see `piece_buckets`), and an
+exact sum's gradients are never cut."""
+
+NOTE_BYTES = 8
+"""Of what each rank says about what is not finite, beside its packets of a bucket."""
+
 _RAMP = 2  # buckets before those of full size, each half as large as the next one
 _SLACK = 1 / 3  # of a bucket's size, by which it may be larger or smaller
 

@@ -17,27 +17,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tf_hips import config
+from tf_hips.comm.schedules import HOPS
 from tf_hips.errors import ConfigError, LibraryError
-from tf_hips.ops import compressor as compressors
+from tf_hips.ops.compressor import Compressor, check_makes_packets, parse
+from tf_hips.ops.native import MAX_ELEMENTS
 
 AUTO = "auto"
 """In place of a plan: one that is made from measurements before the first step."""
 EXACT = "allreduce"
 """The topology of sums that are not compressed."""
 
-TOPOLOGIES = (
-    EXACT,
-    "ps",
-    "ring",
-    "allgather",
-    "butterfly",
-    "blocks",
-    "hierarchical",
-    "hierarchical_fp16",
-)
+PS = "ps"
+ALLGATHER = "allgather"
+HIERARCHICAL = "hierarchical"
+HIERARCHICAL_FP16 = "hierarchical_fp16"
+
+COMPRESSED = (PS, *HOPS, ALLGATHER, HIERARCHICAL, HIERARCHICAL_FP16)
+"""The topologies of compressed sums; what each does: `topologies`."""
+TOPOLOGIES = (EXACT, *COMPRESSED)
 
 _VERSION = 1
-_MAX_ELEMENTS = 1 << 48
 _MAX_RANKS = 1 << 20
 _MAX_PARTITIONS = 1 << 16
 # HiPress' lines hold no more; anything longer is no plan.
@@ -69,7 +68,7 @@ class Choice:
     predicted_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        _check_integer("num_elements", self.num_elements, 0, _MAX_ELEMENTS)
+        _check_integer("num_elements", self.num_elements, 0, MAX_ELEMENTS)
         _check_integer("partitions", self.partitions, 1, _MAX_PARTITIONS)
         _check_seconds(self.predicted_seconds)
         if self.topology not in TOPOLOGIES:
@@ -174,7 +173,7 @@ class Plan:
         path: str | Path,
         num_ranks: int,
         compression: str,
-        topology: str = "ps",
+        topology: str = PS,
         gradients: Sequence[tuple[str, int]] | None = None,
     ) -> "Plan":
         """Reads what HiPress' SeCoPa writes.
@@ -225,6 +224,16 @@ class Plan:
         if gradients is not None:
             plan.check(gradients, num_ranks)
         return plan
+
+
+def best_topology(num_ranks: int, compressor: Compressor) -> str:
+    """The topology of a job that names none.
+
+    Two ranks send each other as many bytes with either, and `allgather` encodes each element once;
+    with more ranks it sends more. What is best on a certain link a plan can tell. What makes no
+    packets has but one.
+    """
+    return ALLGATHER if num_ranks == 2 and compressor.makes_packets else PS
 
 
 def read_lines(path: str | Path) -> list[tuple[str, int]]:
@@ -282,7 +291,7 @@ def _secopa_row(line: str, place: str) -> tuple[str, int | None, bool, int]:
 
 def _is_size(text: str) -> bool:
     text = text.strip()
-    return text.isascii() and text.isdecimal() and len(text) < 19 and int(text) <= _MAX_ELEMENTS
+    return text.isascii() and text.isdecimal() and len(text) < 19 and int(text) <= MAX_ELEMENTS
 
 
 def _check_integer(name: str, value: object, least: int, most: int) -> None:
@@ -302,6 +311,6 @@ def _check_seconds(value: float | None) -> None:
 @functools.lru_cache(maxsize=64)
 def _canonical(text: str) -> str:
     try:
-        return compressors.check_makes_packets(compressors.parse(text), "compression").text
+        return check_makes_packets(parse(text), "compression").text
     except (TypeError, ValueError, LibraryError) as error:
         raise ConfigError(f"`compression` must name a compressor. Received: {error}") from error

@@ -19,9 +19,10 @@ import datetime
 from collections.abc import Iterable, Sequence
 
 from tf_hips.comm import cost_model
-from tf_hips.comm.cost_model import HOPS, Backward, Model
-from tf_hips.comm.plan import EXACT, TOPOLOGIES, Choice, Plan
+from tf_hips.comm.cost_model import Backward, Model
+from tf_hips.comm.plan import EXACT, PS, TOPOLOGIES, Choice, Plan
 from tf_hips.comm.profile import Profile
+from tf_hips.comm.schedules import HOPS
 from tf_hips.ops.compressor import check_makes_packets, chunk_sizes, parse
 
 DEFAULT_CANDIDATES = ("error_feedback(onebit)",)
@@ -80,7 +81,7 @@ def make_plan(
     for text in texts:
         profile.codec(text)
     chosen = None if topologies is None else set(topologies)
-    here = cost_model.topologies(profile) or TOPOLOGIES  # alone there is no way to choose
+    here = cost_model.topologies(profile) or TOPOLOGIES  # alone there is none to choose
     unknown = set() if chosen is None else chosen - set(TOPOLOGIES)
     if unknown or (chosen is not None and chosen.isdisjoint(here)):
         raise ValueError(
@@ -90,13 +91,13 @@ def make_plan(
     kinds = [
         _Option(text, one)
         for text in dict.fromkeys(texts)
-        for one in ways(text, profile)
+        for one in topologies_for(text, profile)
         if (one in chosen if chosen is not None else one not in cost_model.ROUNDING)
     ]
     search = _Search(profile, gradients, backward)
     options, seconds = search.run(kinds)
-    # Costs are not known so well that a few percent were worth another way than the usual one.
-    usual = [kind for kind in kinds if kind.topology == cost_model.PS]
+    # Costs are not known so well that a few percent were worth another topology than the usual one.
+    usual = [kind for kind in kinds if kind.topology == PS]
     if usual and len(usual) < len(kinds):
         simple = _Search(profile, gradients, backward)
         found = simple.run(usual)
@@ -131,7 +132,7 @@ def _with_seconds(choices: Sequence[Choice], profile: Profile) -> tuple[Choice, 
     )
 
 
-def ways(compression: str, profile: Profile) -> list[str]:
+def topologies_for(compression: str, profile: Profile) -> list[str]:
     """The topologies that a compressor may take, `ps` first.
 
     Hops encode partial sums, which must not go through a momentum once more.

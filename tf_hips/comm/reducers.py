@@ -10,8 +10,8 @@ from tf_hips.comm import primitives
 from tf_hips.comm.allreduce import plain
 from tf_hips.comm.compressed import Complain, CompressedSum, MakeVariable
 from tf_hips.comm.low_rank import LowRankSum
+from tf_hips.comm.plan import PS
 from tf_hips.comm.staged import Reducer, StagedSum
-from tf_hips.comm.ways import PS
 from tf_hips.ops.compressor import Compressor
 
 
@@ -41,7 +41,7 @@ def make_reducer(
         owner_seed: seed of this rank's encoder of sums.
         common_seed: seed of what all ranks do alike.
         make_variable: makes a non-trainable variable from an initial value and a name.
-        topology: which way packets take; one of `ways.COMPRESSED`.
+        topology: which way packets take; one of `plan.COMPRESSED`.
         partitions: positions of gradients that travel in so many buckets of their own.
         complain: called on all ranks where a gradient of one of them is not finite and a codec
             would hide it; see `complains`.

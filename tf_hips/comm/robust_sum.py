@@ -26,6 +26,7 @@ import tensorflow as tf
 from tf_hips.comm import looks, primitives
 from tf_hips.comm.compressed import CompressedSum, MakeVariable, cut, encoded
 from tf_hips.comm.partition import Piece
+from tf_hips.comm.plan import ALLGATHER, PS
 from tf_hips.comm.robust_rows import (
     Decider,
     Refused,
@@ -38,14 +39,13 @@ from tf_hips.comm.robust_rows import (
 from tf_hips.comm.robust_wire import Packets, Values, Wire, parts
 from tf_hips.comm.staged import Reducer, StagedSum
 from tf_hips.comm.topologies import Bucket
-from tf_hips.comm.ways import PS
 from tf_hips.errors import ToleranceError
 from tf_hips.ops import graph
 from tf_hips.ops.compressor import Compressor
 from tf_hips.ops.flow import opaque, yielded
 from tf_hips.robust import Aggregator
 
-TOPOLOGIES = (PS, "allgather")
+TOPOLOGIES = (PS, ALLGATHER)
 
 # Step, who is refused, and why the rule could not be applied, if so; raises that.
 Tell: TypeAlias = Callable[[int, Sequence[Refused], ToleranceError | None], None]
@@ -208,7 +208,7 @@ class RobustSum(CompressedSum):
     @property
     def _is_everywhere(self) -> bool:
         """Whether everyone gets everyone's packets."""
-        return self._way.gathers
+        return self._topology.gathers
 
     def _places(self, bucket: Bucket) -> list[int]:
         """Pieces whose rows come to this rank."""

@@ -20,6 +20,9 @@ Thakur, Rabenseifner and Gropp, Optimization of Collective Communication Operati
 """
 
 import dataclasses
+from collections.abc import Callable
+
+RING, BUTTERFLY, BLOCKS = "ring", "butterfly", "blocks"
 
 # Bytes. Below, what a collective costs whatever it carries is more than what one receiver at a time
 # saves.
@@ -108,6 +111,10 @@ def blocks(num_ranks: int) -> Schedule:
             for hop in sorted(hops)
         ),
     )
+
+
+HOPS: dict[str, Callable[[int], Schedule]] = {RING: ring, BUTTERFLY: butterfly, BLOCKS: blocks}
+"""Schedules of so many ranks, by the name of their topology."""
 
 
 def has_rounds(num_ranks: int, num_bytes: int) -> bool:

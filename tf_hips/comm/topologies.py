@@ -32,7 +32,7 @@ from typing import Protocol
 import tensorflow as tf
 
 from tf_hips.comm import primitives
-from tf_hips.comm.partition import Piece
+from tf_hips.comm.partition import NOTE_BYTES, Piece
 from tf_hips.comm.schedules import Schedule
 from tf_hips.ops import graph
 from tf_hips.ops.compressor import CHUNK, Compressor
@@ -43,8 +43,6 @@ from tf_hips.ops.flow import first_nonfinite, opaque, yielded
 _TURN_ELEMENTS = CHUNK
 _TURNS_AT_ONCE = 2
 
-# Bytes of a note about what is not finite.
-NOTE_BYTES = 8
 _LAST_TENSOR = 2**31 - 1
 
 
@@ -93,8 +91,8 @@ class Travelled:
     """What came of a bucket.
 
     Attributes:
-        packets: of the sum, for each piece: uint8 [bytes]; where a way gathers, those of all ranks,
-            uint8 [ranks, bytes], whose merged values are the sum.
+        packets: of the sum, for each piece: uint8 [bytes]; where a topology gathers, those of all
+            ranks, uint8 [ranks, bytes], whose merged values are the sum.
         notes: int64 [ranks], 0 or what `culprit` reads; empty where nothing was noted.
         sent: what is there when the bucket has been encoded, or has begun to travel.
     """
@@ -104,8 +102,8 @@ class Travelled:
     sent: tf.Tensor
 
 
-class Way(Protocol):
-    """Which way the packets of a bucket take.
+class Topology(Protocol):
+    """How the packets of a bucket travel.
 
     Attributes:
         num_segments: into how many segments the pieces are spread.
@@ -118,12 +116,12 @@ class Way(Protocol):
     encodes_sums: bool
 
     def encoded(self, rank: int) -> Sequence[int]:
-        """Segments whose pieces `rank` encodes: all, if a way says nothing else."""
+        """Segments whose pieces `rank` encodes: all, if nothing else is said."""
         del rank
         return range(self.num_segments)
 
     def recoded(self, rank: int) -> Sequence[int]:
-        """Segments whose sums `rank` encodes with `for_sums`: none, if a way says nothing else."""
+        """Segments whose sums `rank` encodes with `for_sums`: none, if nothing else is said."""
         del rank
         return ()
 
@@ -146,7 +144,7 @@ class Way(Protocol):
         """
 
 
-class Owners(Way):
+class Owners(Topology):
     """`ps`."""
 
     gathers = False
@@ -168,7 +166,7 @@ class Owners(Way):
         step: tf.Tensor,
         note: tf.Tensor | None,
     ) -> Travelled:
-        """Sums one bucket over the ranks; see `Way`."""
+        """Sums one bucket over the ranks; see `Topology`."""
         rank, count = primitives.rank(), self.num_segments
         targets = [bucket.of(owner) for owner in range(count)]
         # In the order in which an exchange of several rounds sends them; its own it does not send.
@@ -183,7 +181,7 @@ class Owners(Way):
         return Travelled(merged_packets, notes, packets[order[-1]])
 
 
-class Hops(Way):
+class Hops(Topology):
     """`ring`, `butterfly` and `blocks`."""
 
     gathers = False
@@ -202,7 +200,7 @@ class Hops(Way):
         step: tf.Tensor,
         note: tf.Tensor | None,
     ) -> Travelled:
-        """Sums one bucket over the ranks; see `Way`."""
+        """Sums one bucket over the ranks; see `Topology`."""
         rank = primitives.rank()
         sums = list(values)
         first = None
@@ -241,7 +239,7 @@ class Hops(Way):
         return Travelled(packets, notes, packets[0] if first is None else first)
 
 
-class Gather(Way):
+class Gather(Topology):
     """`allgather`."""
 
     gathers = True
@@ -256,7 +254,7 @@ class Gather(Way):
         step: tf.Tensor,
         note: tf.Tensor | None,
     ) -> Travelled:
-        """Sums one bucket over the ranks; see `Way`."""
+        """Sums one bucket over the ranks; see `Topology`."""
         places = range(len(bucket.pieces))
         packets = list(encode_in_turns(bucket, places, values, codec, step).values())
         lengths = bucket.lengths(range(len(packets)), codec.compressor)

@@ -8,3 +8,6 @@
 Plain Python: no socket, no thread, no TensorFlow. Every function of time takes the time as an
 argument, so servers, tests and the simulator run the same code. Formulas: docs/esync.md.
 """
+
+RULES = ("default", "compat")
+"""The rules that a job can name: ours, and the one of the paper."""

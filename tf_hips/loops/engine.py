@@ -50,6 +50,7 @@ import tensorflow as tf
 from tf_hips import log
 from tf_hips.callbacks import resuming
 from tf_hips.callbacks.changes import changes
+from tf_hips.comm.compressed import MakeVariable
 from tf_hips.errors import ProtocolError
 from tf_hips.loops import bearing, checked, voted
 from tf_hips.loops.bearing import Bearing, bearing_of
@@ -63,7 +64,6 @@ from tf_hips.strategies import agreeing
 from tf_hips.strategies.gradients import Gradient
 from tf_hips.strategies.loan import PARTY, WORKER, Loan
 from tf_hips.strategies.party import PartyStrategy
-from tf_hips.strategies.turns import MakeVariable
 
 
 class Loop(keras.callbacks.Callback):

@@ -34,6 +34,7 @@ import tensorflow as tf
 
 from tf_hips.comm import primitives
 from tf_hips.errors import ConfigError
+from tf_hips.esync import RULES
 from tf_hips.esync.pacer import Report
 from tf_hips.esync.rule import Pace
 from tf_hips.loops import checked, methods
@@ -48,7 +49,6 @@ from tf_hips.robust.rows import lesser_median
 from tf_hips.strategies.loan import WORKER
 from tf_hips.strategies.party import PartyStrategy
 
-RULES = ("default", "compat")
 BOUNDED, NORMALISED, AVERAGED = "bounded", "normalised", "uniform"
 AVERAGINGS = (BOUNDED, NORMALISED, AVERAGED)
 # One step of a member that is 100 times slower would be made 50 times as long by t / a_i: the step

@@ -22,6 +22,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_hips.comm.compressed import MakeVariable
 from tf_hips.errors import ProtocolError
 from tf_hips.loops.bearing import Bearing
 from tf_hips.loops.between import Between
@@ -34,7 +35,6 @@ from tf_hips.strategies.loan import WORKER, Loan, LoopSum
 from tf_hips.strategies.logs import digests
 from tf_hips.strategies.party import PartyStrategy
 from tf_hips.strategies.statistics import factor_of, floating_statistics
-from tf_hips.strategies.turns import MakeVariable
 
 _WIDE_BYTES = 4  # of the smallest type that sums are made in
 

@@ -14,6 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_hips.comm.compressed import MakeVariable
 from tf_hips.errors import ConfigError, ToleranceError
 from tf_hips.loops import checked, methods
 from tf_hips.loops.engine import Loop
@@ -22,7 +23,6 @@ from tf_hips.ps.rules import UpdateRule
 from tf_hips.strategies.gradients import Gradient
 from tf_hips.strategies.loan import WORKER
 from tf_hips.strategies.party import PartyStrategy
-from tf_hips.strategies.turns import MakeVariable
 
 
 class FedAvg(Loop):

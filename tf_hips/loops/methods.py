@@ -23,9 +23,9 @@ import keras
 import tensorflow as tf
 
 from tf_hips.callbacks.optimizers import inner, parts_of
+from tf_hips.comm.compressed import MakeVariable
 from tf_hips.errors import ConfigError
 from tf_hips.loops import checked
-from tf_hips.strategies.turns import MakeVariable
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from tf_hips.comm.compressed import MakeVariable
 from tf_hips.errors import ConfigError
 from tf_hips.ps import rules
 from tf_hips.ps.rules import UpdateRule, steps
 from tf_hips.strategies.party import PartyStrategy
-from tf_hips.strategies.turns import MakeVariable
 
 
 def chosen_outer(given: UpdateRule | str | None, strategy: PartyStrategy) -> UpdateRule | None:

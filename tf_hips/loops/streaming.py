@@ -23,6 +23,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_hips.comm.compressed import MakeVariable
 from tf_hips.errors import ConfigError
 from tf_hips.loops import checked
 from tf_hips.loops.engine import Loop
@@ -34,7 +35,6 @@ from tf_hips.strategies.gradients import Gradient
 from tf_hips.strategies.loan import LoopSum
 from tf_hips.strategies.overlapped import OverlappedSum
 from tf_hips.strategies.party import PartyStrategy
-from tf_hips.strategies.turns import MakeVariable
 
 
 class StreamingDiLoCo(Loop):

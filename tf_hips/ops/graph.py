@@ -8,17 +8,14 @@ static where the gradient's are. The ops are pure functions of their inputs and 
 
 import math
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import tensorflow as tf
 
 from tf_hips.ops import jit, library, placement, smoothing
 from tf_hips.ops.compressor import Compressor, check_for_sums, check_makes_packets
-from tf_hips.ops.flow import all_finite, opaque
+from tf_hips.ops.flow import Tensor, all_finite, opaque
 from tf_hips.ops.native import check_stage
-
-Tensor: TypeAlias = Any
-"""A tf.Tensor; TensorFlow ships no types that mypy can check."""
 
 
 def register() -> None:

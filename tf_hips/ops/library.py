@@ -14,6 +14,7 @@ import ctypes
 import functools
 import importlib
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,31 @@ def native() -> ctypes.CDLL:
             f"Received: {version}; {_REMEDY}"
         )
     return library
+
+
+def functions(prefix: str, signatures: Mapping[str, Sequence[Any]], what: str) -> dict[str, Any]:
+    """Functions of the plain C library, which return an int32.
+
+    Args:
+        prefix: of their names there.
+        signatures: types of the arguments, by the rest of the name.
+        what: they are for, for messages.
+
+    Raises:
+        LibraryError: the library has not got one of them, or as for `native`.
+    """
+    found = {}
+    for name, arguments in signatures.items():
+        try:
+            function = native()[f"{prefix}{name}"]
+        except AttributeError as error:
+            raise errors.LibraryError(
+                f"{NATIVE_PATH.name} must have {what}. Received: an older one; "
+                "run `make build` in the source tree, or install a newer wheel"
+            ) from error
+        function.restype, function.argtypes = ctypes.c_int32, arguments
+        found[name] = function
+    return found
 
 
 @functools.cache

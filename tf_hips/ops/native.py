@@ -34,9 +34,9 @@ _BAD_PARAMETER = 4
 _NO_SCRATCH = 6
 _BAD_ARGUMENT = 16
 _SPLIT_VARIABLE_SIZE = 24
-_OUT_OF_MEMORY = 25
+OUT_OF_MEMORY = 25
 # kMaxTensorElements and kPrefixBytes of cc/runtime/packet.h.
-_MAX_ELEMENTS = 1 << 48
+MAX_ELEMENTS = 1 << 48
 PREFIX_BYTES = 16
 
 
@@ -348,7 +348,7 @@ def _checked(result: int, compressor: "Compressor") -> int:
 
 
 def _error(status: int, text: str) -> Exception:
-    if status in (_NO_SCRATCH, _OUT_OF_MEMORY):
+    if status in (_NO_SCRATCH, OUT_OF_MEMORY):
         return MemoryError(text)
     if status in (_BAD_PARAMETER, _BAD_ARGUMENT, _SPLIT_VARIABLE_SIZE):
         return ValueError(text)
@@ -398,7 +398,7 @@ def _check_integer(name: str, value: object) -> None:
 def check_size(n: int) -> None:
     """Refuses what cannot be the number of elements of a tensor: TypeError, ValueError."""
     _check_integer("n", n)
-    if not 0 <= n <= _MAX_ELEMENTS:
+    if not 0 <= n <= MAX_ELEMENTS:
         raise ValueError(f"`n` must be in [0, 2^48]. Received: n={n}")
 
 

@@ -16,17 +16,15 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from tf_hips.errors import LibraryError
 from tf_hips.ops import library
 from tf_hips.ops.compressor import CHUNK
-from tf_hips.ops.native import Floats
+from tf_hips.ops.native import OUT_OF_MEMORY, Floats
 
 Doubles: TypeAlias = npt.NDArray[np.float64]
 Rows: TypeAlias = Sequence[Floats] | Floats
 
 MAX_ROWS = 1024
 """Rows of one call at most."""
-_OUT_OF_MEMORY = 25
 
 
 class CoordinateRule(enum.IntEnum):
@@ -163,7 +161,7 @@ def add_sketches(
             raise ValueError("sums of a half must be writable. Received: a read-only array")
         told[place] = _Half(signs.ctypes.data, turns.ctypes.data, width, sums.ctypes.data)
     status = _functions()["sketch"](pointers, n, d, ctypes.addressof(told), len(halves))
-    if status == _OUT_OF_MEMORY:
+    if status == OUT_OF_MEMORY:
         raise MemoryError("there is no memory to make sketches")
     if status != 0:
         raise ValueError("turns must be in [0, width). Received: another one")
@@ -224,7 +222,7 @@ def _weights(weights: Floats, n: int) -> Floats:
 
 
 def _check(status: int, received: str) -> None:
-    if status == _OUT_OF_MEMORY:
+    if status == OUT_OF_MEMORY:
         raise MemoryError("there is no memory to aggregate rows")
     if status != 0:
         raise ValueError(f"a rule must leave a value of each coordinate. Received: {received}")
@@ -240,15 +238,4 @@ def _functions() -> dict[str, Any]:
         "mix": (*rows, pointer, i32, pointer),
         "sketch": (*rows, pointer, i32),
     }
-    found = {}
-    for name, arguments in signatures.items():
-        try:
-            function = library.native()[f"tf_hips_robust_{name}"]
-        except AttributeError as error:
-            raise LibraryError(
-                f"{library.NATIVE_PATH.name} must have robust aggregation. Received: an older "
-                "one; run `make build` in the source tree, or install a newer wheel"
-            ) from error
-        function.restype, function.argtypes = i32, arguments
-        found[name] = function
-    return found
+    return library.functions("tf_hips_robust_", signatures, "robust aggregation")

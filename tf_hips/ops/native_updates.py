@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tf_hips.errors import LibraryError, NonFiniteError
+from tf_hips.errors import NonFiniteError
 from tf_hips.ops import library
 from tf_hips.ops.native import Floats
 
@@ -264,15 +264,5 @@ def _functions() -> dict[str, Any]:
         "delayed": (*[pointer] * 4, *[f32] * 4, *[pointer] * 2),
         "mix": (*[pointer] * 3, f32, pointer),
     }
-    found = {}
-    for name, arguments in signatures.items():
-        try:
-            function = library.native()[f"tf_hips_update_{name}"]
-        except AttributeError as error:
-            raise LibraryError(
-                f"{library.NATIVE_PATH.name} must have update rules. Received: an older one; run "
-                "`make build` in the source tree, or install a newer wheel"
-            ) from error
-        function.restype, function.argtypes = i32, (*arguments, ctypes.c_int64)
-        found[name] = function
-    return found
+    with_size = {name: (*types, ctypes.c_int64) for name, types in signatures.items()}
+    return library.functions("tf_hips_update_", with_size, "update rules")

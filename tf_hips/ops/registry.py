@@ -13,6 +13,9 @@ import numbers
 import struct
 from collections.abc import Callable, Iterable, Mapping
 
+YES_OR_NO = (("False", 0), ("True", 1))
+"""Words of a `Parameter` that is a truth value."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:

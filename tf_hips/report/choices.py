@@ -8,10 +8,10 @@ again after a restart.
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
-Event = Mapping[str, Any]
+from tf_hips.log import Event
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-Event = Mapping[str, Any]
+from tf_hips.log import Event
+
 # What a worker calls a party; servers have the bare name.
 _PARTY = re.compile(r"party `([^`]+)`")
 

@@ -13,14 +13,14 @@ Imports no TensorFlow; matplotlib (extra `plots`) only to draw.
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tf_hips.errors import ConfigError
+from tf_hips.log import Event
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Event = Mapping[str, Any]
 
 BYTES_PER_FLOAT = 4
 

@@ -12,17 +12,17 @@ Nothing is computed that was not measured: bytes come from sockets or are not th
 import contextlib
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tf_hips import log
 from tf_hips.errors import ConfigError
+from tf_hips.log import Event
 from tf_hips.report import choices, peers, rounds, trees
 from tf_hips.report.choices import Share
 from tf_hips.report.peers import Mark
 
-Event = Mapping[str, Any]
 # What a trainer says of itself.
 _SETUP = {"mode", "network", "dataset"}
 

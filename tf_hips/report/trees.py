@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tf_hips import config
 from tf_hips.errors import ConfigError
 
 COMPUTING = "forward and backward"
@@ -34,7 +35,7 @@ _AGGREGATIONS = (
 _FILE = re.compile(r"iter-(\d+)\.txt")
 META = "net.meta"
 WEIGHTS = "net.weights.h5"  # where HiPS has net.params, of MXNet
-# By mode, and whether workers have different data.
+# What ESync calls summaries, by mode; `-Non-IID` follows where workers have different data.
 SUMMARIES = {
     "esync": "ESync",
     "sync": "Sync",
@@ -43,15 +44,9 @@ SUMMARIES = {
     "fedavg": "FedAvg",
     "local": "Standalone",
 }
-_NON_IID = "-Non-IID"
 
 Lists = dict[str, list[Any]]
 Summary = dict[str, dict[str, Lists]]
-
-
-def summary_name(mode: str, is_iid: bool) -> str:
-    """The file that ESync's `drawer.py` looks for."""
-    return f"{SUMMARIES.get(mode, mode)}{'' if is_iid else _NON_IID}.json"
 
 
 def write_iteration(
@@ -131,9 +126,7 @@ def write_meta(
         "batch_size": batch_size,
         "begin_time": begin_s,
     }
-    draft = folder / f".{META}"
-    draft.write_text(json.dumps(told), encoding="utf-8")
-    draft.replace(folder / META)
+    config.write_whole(json.dumps(told), folder / META)
 
 
 def read_meta(path: Path) -> Mapping[str, Any]:

@@ -16,7 +16,6 @@ import inspect
 import re
 
 import numpy as np
-import numpy.typing as npt
 
 from tf_hips.ops.native import Floats
 from tf_hips.robust import attacks
@@ -143,9 +142,7 @@ class Adversary:
         """
         return attacks.liars(n, self.q, self.seed, step, fixed=not self.is_redrawn)
 
-    def sent(
-        self, rows: Rows, step: int, *, before: Floats | None = None
-    ) -> npt.NDArray[np.float32]:
+    def sent(self, rows: Rows, step: int, *, before: Floats | None = None) -> Floats:
         """What n workers send, [n, d]: the given rows, and lies in the places of liars.
 
         Args:

@@ -9,9 +9,9 @@ one row, it says little. So what counts here is the way along the lie's own dire
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
 from tf_hips.errors import ToleranceError
+from tf_hips.ops.native import Floats
 from tf_hips.ops.native_robust import Doubles
 
 FACTORS = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0, 100.0)
@@ -23,7 +23,7 @@ _HALVINGS = 3
 def farthest(
     rows: Doubles,
     f: int,
-    rule: Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]],
+    rule: Callable[[Floats], Floats],
     start: Doubles,
     direction: Doubles,
 ) -> Doubles:

@@ -11,20 +11,18 @@ import functools
 import math
 import statistics as numbers
 from collections.abc import Sequence
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from tf_hips.ops.compressor import Compressor, packet_sizes
 from tf_hips.ops.native import PREFIX_BYTES, Bytes, Floats, derive_seed
+from tf_hips.ops.native_robust import Doubles
 from tf_hips.robust import attack_params, attack_search
 from tf_hips.robust.aggregator import parse, secret_order
 from tf_hips.robust.attack_params import Z_FORMULAE
 from tf_hips.robust.detox import groups
 from tf_hips.robust.rows import Rows, as_rows
-
-Doubles: TypeAlias = npt.NDArray[np.float64]
 
 PACKET_NAMES = attack_params.PACKETS
 """Attacks on packets."""
@@ -85,7 +83,7 @@ class Attack:
         before: Floats | None = None,
         seed: int = 0,
         step: int = 0,
-    ) -> npt.NDArray[np.float32]:
+    ) -> Floats:
         """The rows of f liars, [f, d].
 
         Args:

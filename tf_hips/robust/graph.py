@@ -5,16 +5,14 @@ The same bits as ops.native_robust. Ops run on the CPU; `aggregate` runs the rul
 that made the graph, outside of it, so it cannot be saved with a model or compiled by XLA.
 """
 
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tf_hips.ops import library
+from tf_hips.ops.flow import Tensor
 from tf_hips.robust.aggregator import Aggregator
-
-Tensor: TypeAlias = Any
-"""A tf.Tensor; TensorFlow ships no types that mypy can check."""
 
 _RULES = ("median", "trimmed_mean", "nearest", "majority")
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from tf_hips.ops import call_text
 from tf_hips.ops.native_robust import MAX_ROWS
-from tf_hips.ops.registry import Parameter
+from tf_hips.ops.registry import YES_OR_NO, Parameter
 from tf_hips.robust.selection import MAX_MDA
 
 AUTO = -(1 << 31)
@@ -27,7 +27,7 @@ def _count(name: str, least: int, most: int = MAX_ROWS) -> Parameter:
 
 
 _F = _count("f", 0)
-_COMPAT = Parameter("compat", 0, 0, 1, words=(("False", 0), ("True", 1)))
+_COMPAT = Parameter("compat", 0, 0, 1, words=YES_OR_NO)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,7 @@ from tf_hips.errors import PacketError
 from tf_hips.ops import native
 from tf_hips.ops.algorithms import onebit
 from tf_hips.ops.compressor import CHUNK, chunk_sizes, packet_sizes
-from tf_hips.ops.native import PREFIX_BYTES, Buffer, Floats
+from tf_hips.ops.native import PREFIX_BYTES, Buffer, Bytes, Floats
 
 _MEANS = 8
 Words = npt.NDArray[np.uint64]
@@ -154,5 +154,5 @@ def _of_bits(words: Words, value: float, n: int) -> Floats:
     return native.decode(onebit(), np.concatenate(parts), n) if parts else np.ones(n, np.float32)
 
 
-def _as_bytes(means: Sequence[float]) -> npt.NDArray[np.uint8]:
+def _as_bytes(means: Sequence[float]) -> Bytes:
     return np.array(means, np.float32).view(np.uint8)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tf_hips.simulation.sites import Counts, Floats
+from tf_hips.ops.native_robust import Doubles
+from tf_hips.simulation.sites import Counts
 
 # Rounds before what is counted: in the first ESync knows no times, in two more no transfers that
 # count.
@@ -65,7 +66,7 @@ class Tally:
         self._steps = 0
         self._last: Counts = np.zeros(1, np.int64)
 
-    def add(self, length_s: float, compute_s: Floats, transfer_s: Floats, steps: Counts) -> None:
+    def add(self, length_s: float, compute_s: Doubles, transfer_s: Doubles, steps: Counts) -> None:
         """Counts a round: how long it was, and what each site did in it."""
         self._lengths.append(length_s)
         self._compute_s += float(compute_s.sum())

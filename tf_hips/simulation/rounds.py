@@ -13,8 +13,9 @@ import numpy as np
 
 from tf_hips.esync.pacer import Pacer, Report
 from tf_hips.esync.rule import Pace
+from tf_hips.ops.native_robust import Doubles
 from tf_hips.simulation.results import UNCOUNTED, Result, Tally
-from tf_hips.simulation.sites import Counts, Floats, Sites
+from tf_hips.simulation.sites import Counts, Sites
 
 
 class Scheduler(Protocol):
@@ -23,7 +24,7 @@ class Scheduler(Protocol):
     def steps(self) -> Counts:
         """Of each site in the round that begins."""
 
-    def play(self, sites: Sites, begin: Floats, steps: Counts) -> tuple[Counts, Floats, Floats]:
+    def play(self, sites: Sites, begin: Doubles, steps: Counts) -> tuple[Counts, Doubles, Doubles]:
         """From the begin of local steps to arrivals: steps, seconds of them, arrivals."""
 
 
@@ -38,7 +39,7 @@ class Fixed:
         """Of each site in the round that begins."""
         return self._steps
 
-    def play(self, sites: Sites, begin: Floats, steps: Counts) -> tuple[Counts, Floats, Floats]:
+    def play(self, sites: Sites, begin: Doubles, steps: Counts) -> tuple[Counts, Doubles, Doubles]:
         """From the begin of local steps to arrivals: steps, seconds of them, arrivals."""
         lasting = sites.lasting(steps)
         return steps, lasting, sites.arrived(begin + lasting)
@@ -51,14 +52,14 @@ class Paced:
         """Nothing is known of the sites."""
         self._pacer = Pacer(pace, num_sites)
         self._steps = np.full(num_sites, pace.first_steps, np.int64)
-        self._local_s: Floats = np.full(num_sites, np.inf)
+        self._local_s: Doubles = np.full(num_sites, np.inf)
         self._number = 0
 
     def steps(self) -> Counts:
         """Of each site in the round that begins."""
         return self._steps
 
-    def play(self, sites: Sites, begin: Floats, steps: Counts) -> tuple[Counts, Floats, Floats]:
+    def play(self, sites: Sites, begin: Doubles, steps: Counts) -> tuple[Counts, Doubles, Doubles]:
         """From the begin of local steps to arrivals: steps, seconds of them, arrivals."""
         number, pacer = self._number, self._pacer
         steps = steps.copy()
@@ -92,14 +93,14 @@ class Paced:
         return steps, lasting, arrivals
 
     def _arrive(
-        self, pacer: Pacer, site: int, arrivals: Floats, steps: Counts, lasting: Floats
+        self, pacer: Pacer, site: int, arrivals: Doubles, steps: Counts, lasting: Doubles
     ) -> None:
         count, busy_s = int(steps[site]), float(lasting[site])
         report = Report(count, max(busy_s / count, 1e-12), busy_s)
         pacer.arrived(site, self._number, float(arrivals[site]), report)
 
 
-def _cut(sites: Sites, after_s: Floats, steps: Counts, lasting: Floats) -> bool:
+def _cut(sites: Sites, after_s: Doubles, steps: Counts, lasting: Doubles) -> bool:
     """Cuts the steps of sites so many seconds after their first step began; whether any was cut."""
     late = np.flatnonzero(after_s < lasting)
     for site in late:

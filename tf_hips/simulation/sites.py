@@ -13,10 +13,10 @@ carried all of it, or the site's own link has carried the site's.
 import numpy as np
 import numpy.typing as npt
 
+from tf_hips.ops.native_robust import Doubles
 from tf_hips.ps.transport.wire import HEADER
 from tf_hips.simulation.description import Description
 
-Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
 _BYTES_PER_MBIT = 1e6 / 8
@@ -39,10 +39,10 @@ class Sites:
         drawn = np.random.default_rng([description.seed, 0])
         spread = _each(counts, [group.spread for group in groups])
         step_s = _each(counts, [group.step_s for group in groups])
-        self.step_s: Floats = step_s * np.exp(spread * drawn.standard_normal(len(step_s)))
+        self.step_s: Doubles = step_s * np.exp(spread * drawn.standard_normal(len(step_s)))
         clock_s = _each(counts, [group.clock_s for group in groups])
-        self.clock_s: Floats = clock_s * drawn.uniform(-1, 1, len(step_s))
-        self.latency_s: Floats = _each(counts, [group.latency_ms / 1e3 for group in groups])
+        self.clock_s: Doubles = clock_s * drawn.uniform(-1, 1, len(step_s))
+        self.latency_s: Doubles = _each(counts, [group.latency_ms / 1e3 for group in groups])
         jitter = _each(counts, [group.jitter for group in groups])
         self._overhead_s = _each(counts, [group.overhead_ms / 1e3 for group in groups])
         self._jitter = np.where(jitter < _LEAST_JITTER, 0.0, jitter)
@@ -60,7 +60,7 @@ class Sites:
         """How many there are."""
         return len(self.step_s)
 
-    def lasting(self, steps: Counts) -> Floats:
+    def lasting(self, steps: Counts) -> Doubles:
         """Seconds of so many steps of each site."""
         shape = steps / np.maximum(self._jitter, _LEAST_JITTER) ** 2
         drawn = np.where(
@@ -97,14 +97,14 @@ class Sites:
         done = min(int(np.searchsorted(ends, max(after_s, 0.0))), steps - 1) + 1
         return done, float(ends[done - 1])
 
-    def got(self, now: float) -> Floats:
+    def got(self, now: float) -> Doubles:
         """When each site has what the server sends to all of them at `now`."""
         shared_s = len(self) * self._server_down_s
-        received: Floats = now + np.maximum(self._down_s, shared_s) + self.latency_s
+        received: Doubles = now + np.maximum(self._down_s, shared_s) + self.latency_s
         received += self._overhead_s
         return received
 
-    def arrived(self, ready: Floats) -> Floats:
+    def arrived(self, ready: Doubles) -> Doubles:
         """When the server has what each site sends at its time of `ready`."""
         order = np.argsort(ready, kind="stable")
         places = np.arange(len(order))
@@ -112,7 +112,7 @@ class Sites:
         begins = np.maximum.accumulate(ready[order] - places * self._server_up_s)
         through = np.empty(len(order))
         through[order] = begins + (places + 1) * self._server_up_s
-        there: Floats = np.maximum(through, ready + self._up_s) + self.latency_s
+        there: Doubles = np.maximum(through, ready + self._up_s) + self.latency_s
         return there
 
     def arrives(self, site: int, ready: float) -> float:
@@ -127,7 +127,7 @@ class Sites:
         return float(there + self._overhead_s[site])
 
 
-def _each(counts: list[int], values: list[float]) -> Floats:
+def _each(counts: list[int], values: list[float]) -> Doubles:
     return np.repeat(np.array(values, np.float64), counts)
 
 

@@ -12,10 +12,10 @@ from typing import Any, TypeAlias
 
 import keras
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
 from tf_hips.errors import ProtocolError
+from tf_hips.ops.native import Bytes
 
 Adapted: TypeAlias = list[list[str]]
 """Name of a layer and a digest of what it has learned, for each layer that adapts."""
@@ -61,12 +61,12 @@ def is_adapted(told: Any) -> bool:
     )
 
 
-def as_bytes(own: Adapted) -> npt.NDArray[np.uint8]:
+def as_bytes(own: Adapted) -> Bytes:
     """What `check_bytes` of another party compares: uint8."""
     return np.frombuffer(bytes.fromhex("".join(digest for _, digest in own)), np.uint8)
 
 
-def check_bytes(own: Adapted, first: npt.NDArray[np.uint8]) -> None:
+def check_bytes(own: Adapted, first: Bytes) -> None:
     """Raises if this party's layers have learned other things than those of the first one.
 
     Args:

@@ -21,13 +21,14 @@ import tensorflow as tf
 
 from tf_hips.comm import looks
 from tf_hips.comm.allreduce import HALVES, plain
+from tf_hips.comm.compressed import MakeVariable
 from tf_hips.comm.sparse import is_small, sparse_sum
 from tf_hips.comm.staged import Reducer
 from tf_hips.errors import NonFiniteError
 from tf_hips.ops.flow import all_finite, finite, on_gpu, opaque
 from tf_hips.strategies.failures import Failures
 from tf_hips.strategies.slices import depends_on_data, is_additive
-from tf_hips.strategies.turns import MakeVariable, Turns
+from tf_hips.strategies.turns import Turns
 
 NONFINITE_MODES = ("raise", "zero", "propagate")
 

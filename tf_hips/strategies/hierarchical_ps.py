@@ -75,7 +75,7 @@ from tf_hips.strategies.rules import (
     weight_of,
 )
 from tf_hips.strategies.statistics import Statistics, factor_of, floating_statistics
-from tf_hips.strategies.uplink import Way, make_uplink
+from tf_hips.strategies.uplink import SlowTier, make_uplink
 from tf_hips.strategies.withheld import NONE, Withheld, shown
 
 _SAME = "same"
@@ -463,7 +463,7 @@ class HierarchicalPS(ConnectedStrategy):
         sizes = [tensor.num_elements for tensor in tensors]
         exchange = functools.partial(self._exchange, withheld)
         uplink = make_uplink(
-            Way(
+            SlowTier(
                 lying.exchanging(self, exchange, up, sizes),
                 len(self.welcome.parties) if self._together() is not None else 1,
                 self._codec_seed(up),

@@ -15,12 +15,11 @@ from tf_hips.comm import primitives
 from tf_hips.comm.allreduce import plain
 from tf_hips.comm.auto import auto_plan
 from tf_hips.comm.compressed import Complain, MakeVariable
-from tf_hips.comm.plan import AUTO, EXACT, Choice, Plan
+from tf_hips.comm.plan import AUTO, COMPRESSED, EXACT, PS, Choice, Plan, best_topology
 from tf_hips.comm.planned import PlannedSum
 from tf_hips.comm.planner import DEFAULT_CANDIDATES
 from tf_hips.comm.reducers import complains, make_reducer
 from tf_hips.comm.staged import Reducer
-from tf_hips.comm.ways import COMPRESSED, PS, best_way
 from tf_hips.errors import ProtocolError
 from tf_hips.ops.compressor import Compressor, check_unmixed, parse
 from tf_hips.ops.native import derive_seed
@@ -124,7 +123,7 @@ class InParty:
             return {"the plan": hashlib.sha256(repr(choices).encode()).hexdigest()[:16]}
         if self.compression is None or not self.compression.makes_packets:
             return {}
-        return {"topology": self._way(), "comp_threshold": self._comp_threshold}
+        return {"topology": self._chosen_topology(), "comp_threshold": self._comp_threshold}
 
     def summing(
         self,
@@ -191,12 +190,12 @@ class InParty:
             return Summing(planned, only_float32=not is_exact, complains=True)
         if compression is None:
             return Summing(lambda vectors, step: plain(vectors, label))
-        reducer = make(shapes, compression, self._way(), {}, label)
+        reducer = make(shapes, compression, self._chosen_topology(), {}, label)
         return Summing(reducer, only_float32=True, complains=complains(compression))
 
-    def _way(self) -> str:
+    def _chosen_topology(self) -> str:
         if self._topology is None and self.compression is not None:
-            return best_way(primitives.size(), self.compression)
+            return best_topology(primitives.size(), self.compression)
         return self._topology or PS
 
     def _plan_of(self, gradients: Sequence[Gradient], kept: str | None) -> Plan | None:
@@ -221,7 +220,12 @@ class InParty:
         return Plan(
             primitives.size(),
             tuple(
-                Choice(gradient.name, gradient.num_elements, self.compression.text, self._way())
+                Choice(
+                    gradient.name,
+                    gradient.num_elements,
+                    self.compression.text,
+                    self._chosen_topology(),
+                )
                 if gradient.num_elements >= self._comp_threshold
                 else Choice(gradient.name, gradient.num_elements, None, EXACT)
                 for gradient in gradients

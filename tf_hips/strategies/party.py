@@ -42,7 +42,6 @@ from tf_hips.ps.client.shards import Connection
 from tf_hips.ps.client.welcome import Welcome
 from tf_hips.ps.rules import UpdateRule
 from tf_hips.strategies import hooks
-from tf_hips.strategies.alone import Alone
 from tf_hips.strategies.base import Extended, Strategy, device
 from tf_hips.strategies.beginning import EAGER_STEP, Beginning
 from tf_hips.strategies.failures import Failures
@@ -60,13 +59,14 @@ from tf_hips.strategies.groups import Groups
 from tf_hips.strategies.loan import WORKER, Loan
 from tf_hips.strategies.state import StrategyState
 from tf_hips.strategies.turns import Turns
+from tf_hips.strategies.without_server import WithoutServer
 
 # Steps of Keras that only read weights: they must not wait for ranks that do not evaluate.
 _INFERENCE_STEPS = ("test_step", "one_step_on_data")
 _NOT_CONVERTED = {"do_not_convert": True}  # the mark that AutoGraph looks for
 
 
-class PartyStrategy(Alone, Strategy, Party):
+class PartyStrategy(WithoutServer, Strategy, Party):
     """One replica per process, gradients summed over a party; base of the public strategies.
 
     What begins without an underscore and is not in docs/api.md is for tf_hips itself: for loops,

@@ -12,9 +12,9 @@ from typing import Any
 from tf_hips import config, robust
 from tf_hips.comm import primitives
 from tf_hips.comm.compressed import Complain, MakeVariable
+from tf_hips.comm.plan import PS
 from tf_hips.comm.robust_rows import check
 from tf_hips.comm.robust_sum import TOPOLOGIES, Tell, TellChosen, make_robust_reducer
-from tf_hips.comm.ways import PS
 from tf_hips.errors import ConfigError
 from tf_hips.ops import call_text
 from tf_hips.ops.algorithms import fp32
@@ -143,7 +143,7 @@ class RobustParty(InParty):
             make_variable=make_variable,
             tell=tell,
             tell_chosen=tell_chosen,
-            topology=self._way(),
+            topology=self._chosen_topology(),
             scale=float(primitives.size()),
         )
         return Summing(reducer, only_float32=True, complains=True)

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
+from tf_hips.comm.compressed import MakeVariable
 from tf_hips.ps.rules import UpdateRule
-from tf_hips.strategies.turns import MakeVariable
 
 
 def factor_of(rule: UpdateRule, num_parties: int) -> float | None:

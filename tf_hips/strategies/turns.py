@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tf_hips.comm import primitives, watchdog
+from tf_hips.comm.compressed import MakeVariable
 from tf_hips.ops.flow import opaque
-
-MakeVariable = Callable[[tf.Tensor, str], tf.Variable]
 
 
 class Turns:

@@ -27,8 +27,8 @@ _News: TypeAlias = list[tuple[tf.Variable, tf.Tensor]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Way:
-    """Whom rank 0 exchanges packets with.
+class SlowTier:
+    """The slow tier: whom rank 0 exchanges packets with.
 
     Attributes:
         exchange: the number of a round and this party's packets in, and the position of a gradient
@@ -47,7 +47,7 @@ class Way:
 
 
 def make_uplink(
-    way: Way,
+    tier: SlowTier,
     up: Compressor,
     down: Compressor,
     sizes: Sequence[int],
@@ -59,7 +59,7 @@ def make_uplink(
     The stages of a warm-up follow the number of the round, here as on the server.
 
     Args:
-        way: whom to exchange packets with.
+        tier: whom to exchange packets with.
         up: how this party encodes.
         down: how the server encodes what it answers.
         sizes: elements of each gradient.
@@ -80,10 +80,10 @@ def make_uplink(
         }
     parts = stages.joint(up, down)
     if len(parts) == 1:
-        return _Uplink(way, up, down, sizes, label, kept)
+        return _Uplink(tier, up, down, sizes, label, kept)
     return StagedSum(
         [
-            (first, _Uplink(way, one, other, sizes, f"{label}.stage{place}", kept))
+            (first, _Uplink(tier, one, other, sizes, f"{label}.stage{place}", kept))
             for place, (first, one, other) in enumerate(parts)
         ]
     )
@@ -104,20 +104,20 @@ class _Uplink:
 
     def __init__(
         self,
-        way: Way,
+        tier: SlowTier,
         up: Compressor,
         down: Compressor,
         sizes: Sequence[int],
         label: str,
         kept: dict[int, tf.Variable],
     ) -> None:
-        self._way = way
+        self._tier = tier
         self._up, self._down = up, down
         self._sizes = list(sizes)
         self._label = label
         self._up_bytes = [up.wire_bytes(size) if size else 0 for size in sizes]
         self._down_bytes = [down.wire_bytes(size) if size else 0 for size in sizes]
-        self._may_overflow = way.may_withhold and any(
+        self._may_overflow = tier.may_withhold and any(
             may_overflow(codec) for codec in {up.of_size(size) for size in sizes if size}
         )
         self._kept = kept
@@ -129,17 +129,17 @@ class _Uplink:
         kept: _News = []
         if primitives.rank() == 0:
             spoilt = tf.constant(NONE, tf.int64)
-            if self._way.may_withhold:
+            if self._tier.may_withhold:
                 packets, kept, spoilt = self._encode_row(vectors, step)
             else:
                 packets, kept = self._encode(vectors, step)
             inputs = [step, packets, spoilt]
         reply = from_rank_0(
-            self._way.exchange,
+            self._tier.exchange,
             inputs,
             sum(self._down_bytes),
             f"{self._label}.uplink",
-            self._way.failures,
+            self._tier.failures,
         )
         with tf.control_dependencies([reply]):
             committed = [variable.assign(value, read_value=False) for variable, value in kept]
@@ -183,9 +183,9 @@ class _Uplink:
         self, vectors: Sequence[tf.Tensor], step: tf.Tensor, *, anew: bool = False
     ) -> tuple[tf.Tensor, _News]:
         """All packets in one tensor, and what the variables will be; `anew`, as if they were 0."""
-        vectors = graph.clip(self._up, vectors, self._way.num_parties)
+        vectors = graph.clip(self._up, vectors, self._tier.num_parties)
         packets, news = [], []
-        seed = seed_at(self._way.seed, step)
+        seed = seed_at(self._tier.seed, step)
         for position, (vector, size) in enumerate(zip(vectors, self._sizes, strict=True)):
             if not size:
                 continue

@@ -26,8 +26,6 @@ HIPRESS_NAMES = {
     "graddrop": "error_feedback(graddrop)",
 }
 EXACT = "none"
-# Which way packets may take.
-TOPOLOGIES = tuple(name for name in plan.TOPOLOGIES if name != plan.EXACT)
 _YAML = (".yaml", ".yml")
 
 
@@ -112,7 +110,7 @@ def add_ways(made: argparse.ArgumentParser) -> None:
     )
     made.add_argument(
         "--comp_topology",
-        choices=TOPOLOGIES,
+        choices=plan.COMPRESSED,
         help="which way packets take (default: allgather for two ranks, else ps)",
     )
     made.add_argument(

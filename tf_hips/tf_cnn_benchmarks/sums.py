@@ -24,7 +24,7 @@ from tensorflow.python.eager import context
 
 from tf_hips import config
 from tf_hips.comm import primitives
-from tf_hips.comm.plan import AUTO, Plan
+from tf_hips.comm.plan import AUTO, PS, Plan
 from tf_hips.errors import ConfigError
 from tf_hips.strategies.gradients import Gradient
 from tf_hips.strategies.in_party import InParty, automatic_plan
@@ -72,16 +72,16 @@ class GraphSum:
         self._seed = config.current().seed
         plan = _plan(gradients, options, train_dir)
         if plan is None:
-            self._way = InParty(options.compressor, None, options.topology, options.threshold)
+            self._in_party = InParty(options.compressor, None, options.topology, options.threshold)
             least = max(1, options.threshold)
             is_encoded = [options.compressor is not None and n >= least for n in self._sizes]
         else:
-            self._way = InParty(None, plan, None, 0)
+            self._in_party = InParty(None, plan, None, 0)
             is_encoded = [choice.compression is not None for choice in plan.choices]
         self.num_compressed = sum(is_encoded)
         # The ranks compare what they are about to do, eagerly.
         with eager():
-            self._reducer = self._way.summing(
+            self._reducer = self._in_party.summing(
                 gradients,
                 _LABEL,
                 seed=self._seed,
@@ -110,10 +110,10 @@ class GraphSum:
 
     def facts(self) -> dict[str, Any]:
         """What must be equal where `variables` are restored."""
-        codecs = {name: codec and codec.text for name, codec in self._way.codecs().items()}
+        codecs = {name: codec and codec.text for name, codec in self._in_party.codecs().items()}
         return {
             **codecs,
-            **self._way.facts(),
+            **self._in_party.facts(),
             "seed": self._seed,
             "rank": primitives.rank(),
             "number of ranks": primitives.size(),
@@ -160,7 +160,7 @@ def _plan(gradients: Sequence[Gradient], options: Options, train_dir: str | None
         options.plan,
         primitives.size(),
         options.compressor.text,
-        options.topology or "ps",
+        options.topology or PS,
         [(gradient.name, gradient.num_elements) for gradient in gradients],
     )
 

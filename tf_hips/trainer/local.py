@@ -9,8 +9,8 @@ import dataclasses
 from typing import Any
 
 from tf_hips.errors import ConfigError
+from tf_hips.esync import RULES
 
-RULES = ("default", "compat")
 WEIGHTINGS = ("samples", "uniform", "workers")
 AVERAGINGS = ("bounded", "normalised", "uniform")
 STATE_SERVER_PORT = 10010

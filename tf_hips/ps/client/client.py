@@ -30,7 +30,6 @@ from tf_hips.errors import ConfigError, PeerError, ProtocolError, TfHipsError
 from tf_hips.ps.client.backups import Backups, Give
 from tf_hips.ps.client.link import Link, Patience, detail
 from tf_hips.ps.client.passage import (
-    Described,
     Passage,
     ReadWeights,
     WayUp,
@@ -49,7 +48,7 @@ from tf_hips.ps.security import tls
 from tf_hips.ps.terms.assignment import WHOLE, Shard
 from tf_hips.ps.terms.model import Model
 from tf_hips.ps.terms.tree import Guards, Leaves
-from tf_hips.ps.terms.weights import cut_weights, kind_of, restore_weights
+from tf_hips.ps.terms.weights import Described, cut_weights, kind_of, restore_weights
 from tf_hips.ps.transport import wire
 from tf_hips.ps.transport.parcel import Held, Intake
 from tf_hips.ps.transport.sockets import WireBytes, is_loopback, split_address

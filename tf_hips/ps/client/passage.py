@@ -15,8 +15,6 @@ from tf_hips.ps.transport.wire import Buffer
 
 Batch = Sequence[tuple[int, Buffer]]
 
-# Kinds and bytes of the first weights, as `FirstWeights` has them.
-Described = tuple[tuple[str, ...], int]
 # The bytes from a position on, in messages, as they come; ends early where the call is given up.
 ReadWeights = Callable[[int], Iterator[bytes]]
 

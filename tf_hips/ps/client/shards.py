@@ -28,11 +28,12 @@ from tf_hips.errors import ConfigError, ProtocolError, TfHipsError
 from tf_hips.ps.client.backups import Give
 from tf_hips.ps.client.client import Client
 from tf_hips.ps.client.link import Link
-from tf_hips.ps.client.passage import Described, Passage, ReadWeights
+from tf_hips.ps.client.passage import Passage, ReadWeights
 from tf_hips.ps.client.views import Halt, Packets
 from tf_hips.ps.client.welcome import Welcome
 from tf_hips.ps.terms.assignment import MAX_SHARDS, Shard
 from tf_hips.ps.terms.tree import Guards, Leaves
+from tf_hips.ps.terms.weights import Described
 from tf_hips.ps.transport import wire
 from tf_hips.ps.transport.parcel import Held, Intake
 from tf_hips.ps.transport.sockets import WireBytes

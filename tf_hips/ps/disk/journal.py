@@ -159,15 +159,12 @@ class Recovery:
         if self._has_snapshot:
             yield from self._snapshot()
         for number in self._journals:
-            reader = self._open("journal", number)
-            try:
+            with contextlib.closing(self._open("journal", number)) as reader:
                 yield from self._counted(reader)
                 if reader.torn_bytes and number != self._journals[-1]:
                     raise reader.damaged("a record is missing before a newer journal", reader.end)
                 self.cut_bytes, self._end = reader.torn_bytes, reader.end
                 self._header = reader.header
-            finally:
-                reader.close()
 
     def resume(self) -> "Journal":
         """The journal, after all records were read: without its torn tail, and durable.
@@ -237,8 +234,7 @@ class Recovery:
             yield kind, payload
 
     def _snapshot(self) -> Iterator[tuple[int, bytes]]:
-        reader = self._open("snapshot", self._first)
-        try:
+        with contextlib.closing(self._open("snapshot", self._first)) as reader:
             count, is_complete = 0, False
             for kind, payload in self._counted(reader):
                 if kind == COMPLETE:
@@ -249,8 +245,6 @@ class Recovery:
             # It was whole and durable before it had its name.
             if reader.torn_bytes or not is_complete:
                 raise reader.damaged("a snapshot must be whole", reader.end)
-        finally:
-            reader.close()
 
 
 class Journal:

@@ -206,8 +206,7 @@ class PastOnDisk(Past):
         return sorted(self._folder.path.glob("results-*"))
 
     def _read(self, path: Path, before: int, num_chunks: int) -> None:
-        reader = Reader(path)
-        try:
+        with contextlib.closing(Reader(path)) as reader:
             if reader.header.facts != self._folder.facts:
                 raise StateError(f"{path} is another run's")
             file = _File(path)
@@ -219,8 +218,6 @@ class PastOnDisk(Past):
                 end = reader.end + RECORD.size + len(payload)
                 place, count = found.get(number, (_Place(file, reader.end, reader.end), 0))
                 found[number] = place._replace(end=end), count + 1
-        finally:
-            reader.close()
         for number, (place, count) in found.items():
             if number < before and count == num_chunks:
                 self._put(number, place)
@@ -249,8 +246,7 @@ def _read_round(place: _Place, number: int) -> Results:
     Raises:
         StateError, ValueError: round `number` does not.
     """
-    reader = Reader(place.file.path)
-    try:
+    with contextlib.closing(Reader(place.file.path)) as reader:
         reader.end, found = place.start, []
         for _, payload in reader.records():
             fields, data = from_payload(payload)
@@ -259,6 +255,4 @@ def _read_round(place: _Place, number: int) -> Results:
             found.append((fields["chunk"], np.frombuffer(data, np.uint8)))
             if reader.end + RECORD.size + len(payload) == place.end:
                 return found
-    finally:
-        reader.close()
     raise ValueError(f"{place.file.path} has changed")

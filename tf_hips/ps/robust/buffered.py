@@ -25,11 +25,12 @@ from typing import Any
 import numpy as np
 
 from tf_hips import log
+from tf_hips.log import Tell
 from tf_hips.ops import native
 from tf_hips.ops.compressor import Compressor
-from tf_hips.ps.robust.tally import Tell
+from tf_hips.ops.native import Floats
 from tf_hips.ps.rounds.asynchronous import AsynchronousStore
-from tf_hips.ps.rounds.lanes import Arrival, Floats, Lane, LaneRound
+from tf_hips.ps.rounds.lanes import Arrival, Lane, LaneRound
 from tf_hips.ps.rounds.round import Packet
 from tf_hips.ps.rounds.whole import Choose
 from tf_hips.ps.rules import UpdateRule

@@ -5,7 +5,7 @@ import contextlib
 import threading
 from collections.abc import Iterator, Sequence
 
-from tf_hips.ps.robust.rejections import Tell
+from tf_hips.log import Tell
 
 
 class Choices:

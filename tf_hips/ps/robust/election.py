@@ -14,10 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tf_hips.errors import ProtocolError
+from tf_hips.log import Tell
 from tf_hips.ps.robust import replicas
 from tf_hips.ps.robust.choices import Choices
 from tf_hips.ps.robust.rejections import Rejections
-from tf_hips.ps.robust.tally import Counts, Tell, Winners
+from tf_hips.ps.robust.tally import Counts, Winners
 from tf_hips.ps.robust.voted import VotingStore
 from tf_hips.ps.rules import UpdateRule
 from tf_hips.ps.rules.updates import Updates

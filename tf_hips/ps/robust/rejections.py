@@ -3,11 +3,10 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from tf_hips import log
-
-Tell = Callable[..., None]
+from tf_hips.log import Tell
 
 
 class Rejections:

@@ -15,10 +15,9 @@ A weight is a float32; 0 has no part in the result, and -0 is a row that was ref
 import dataclasses
 
 import numpy as np
-import numpy.typing as npt
 
 from tf_hips.errors import PacketError
-from tf_hips.ops.native import Floats
+from tf_hips.ops.native import Bytes, Floats
 from tf_hips.ops.native_robust import Doubles
 from tf_hips.ps.transport.wire import Buffer
 
@@ -39,7 +38,7 @@ class PartyRows:
         sketches: of the same, float32 [rows, k].
     """
 
-    leaves: npt.NDArray[np.uint8]
+    leaves: Bytes
     squares: Doubles
     sketches: Floats
 

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 
 from tf_hips.ops import native_robust
+from tf_hips.ops.native import Floats
 from tf_hips.ps.robust.sketch import NONE, REFUSED, ROW, PartyRows, weights_from_bytes
 from tf_hips.ps.rounds.store import Job, Store
 from tf_hips.ps.rounds.whole import Choose, Refuse
 from tf_hips.ps.rules.robust import OWN_REFUSAL, is_refused
-from tf_hips.ps.rules.steps import Floats
 from tf_hips.ps.rules.updates import Updates
 from tf_hips.ps.rules.value import MEAN, parse
 from tf_hips.ps.rules.whole import Ruling, WholeRound

@@ -27,6 +27,7 @@ import numpy as np
 
 from tf_hips.errors import ToleranceError
 from tf_hips.ops.compressor import Compressor
+from tf_hips.ops.native import Floats
 from tf_hips.ps.robust.sketch import (
     REFUSED,
     ROW,
@@ -39,7 +40,6 @@ from tf_hips.ps.rounds.store import Job, Store
 from tf_hips.ps.rounds.whole import Refuse
 from tf_hips.ps.rules.robust import OWN_REFUSAL
 from tf_hips.ps.rules.rule import Rule, Sum
-from tf_hips.ps.rules.steps import Floats
 from tf_hips.ps.rules.updates import Updates
 from tf_hips.ps.terms.recorder import Kind
 from tf_hips.ps.transport.wire import REFUSED_WEIGHT, Buffer

@@ -2,14 +2,13 @@
 """What becomes of the votes of a round: one row of each group for the rule, and who is named."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+from tf_hips.log import Tell
 from tf_hips.ps.robust.ballots import Ballots
 from tf_hips.ps.rules.votes import Votes
 from tf_hips.ps.rules.whole import Distances, Ruling, WholeRound
 from tf_hips.robust import Aggregator
-
-Tell = Callable[..., None]
 
 
 @dataclasses.dataclass

@@ -28,10 +28,11 @@ from typing import Any
 import numpy as np
 
 from tf_hips.errors import NonFiniteError, PacketError
+from tf_hips.log import Tell
+from tf_hips.ops.native import Floats
 from tf_hips.ps.robust.asked import ASK_S, ASK_TIMES, MOST_TIMES, Asked
 from tf_hips.ps.robust.ballots import REFUSED, Ballots, Group, digest_of
-from tf_hips.ps.robust.tally import Tally, Tell, Winners
-from tf_hips.ps.rounds.combining import Floats
+from tf_hips.ps.robust.tally import Tally, Winners
 from tf_hips.ps.rounds.partial import Key
 from tf_hips.ps.rounds.round import Packet, TooFewRowsError
 from tf_hips.ps.rounds.store import Job, Store

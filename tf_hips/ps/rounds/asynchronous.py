@@ -36,7 +36,8 @@ import numpy as np
 from tf_hips.errors import NonFiniteError, PacketError
 from tf_hips.ops import native, native_updates
 from tf_hips.ops.compressor import CHUNK, Compressor
-from tf_hips.ps.rounds.lanes import Arrival, Floats, Lane, LaneRound
+from tf_hips.ops.native import Floats
+from tf_hips.ps.rounds.lanes import Arrival, Lane, LaneRound
 from tf_hips.ps.rounds.round import Packet
 from tf_hips.ps.rules import UpdateRule, arrivals
 from tf_hips.ps.rules.arrivals import Moved

@@ -15,11 +15,11 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from tf_hips.errors import NonFiniteError, PacketError, ToleranceError
 from tf_hips.ops import native, native_updates
 from tf_hips.ops.compressor import CHUNK, Compressor
+from tf_hips.ops.native import Floats
 from tf_hips.ps.rounds.norms import Norms
 from tf_hips.ps.rounds.partial import LatePacket
 from tf_hips.ps.rounds.round import Packet, TooFewRowsError
@@ -32,8 +32,6 @@ from tf_hips.ps.transport.wire import Buffer
 
 # Sites that an error names, at most.
 _NAMED = 5
-
-Floats = npt.NDArray[np.float32]
 
 
 class Combining:

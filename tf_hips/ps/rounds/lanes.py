@@ -15,18 +15,14 @@ import threading
 from collections.abc import Sequence
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from tf_hips.errors import NonFiniteError, ProtocolError
+from tf_hips.ops.native import Floats
 from tf_hips.ps.rounds.round import Packet
 from tf_hips.ps.rules import UpdateRule
 from tf_hips.ps.terms.model import Model
 from tf_hips.ps.terms.past import Past
 from tf_hips.ps.terms.recorder import Recorder
 from tf_hips.ps.transport.wire import Buffer
-
-Floats = npt.NDArray[np.float32]
 
 
 class Updated(Protocol):

@@ -16,8 +16,9 @@ import numpy as np
 
 from tf_hips.errors import NonFiniteError
 from tf_hips.ops import native_updates
+from tf_hips.ops.native import Floats
 from tf_hips.ps.rules import steps
-from tf_hips.ps.rules.steps import Floats, Slots
+from tf_hips.ps.rules.steps import Slots
 from tf_hips.ps.rules.value import CONSTANT, POLYNOMIAL, UpdateRule
 from tf_hips.ps.terms.past import Packet
 

@@ -24,9 +24,10 @@ import numpy as np
 
 from tf_hips.errors import NonFiniteError, ToleranceError
 from tf_hips.ops import native_updates
+from tf_hips.ops.native import Floats
 from tf_hips.ps.rules.arrivals import Moved, Row, staleness_weight
 from tf_hips.ps.rules.robust import of_coordinates
-from tf_hips.ps.rules.steps import Floats, Slots
+from tf_hips.ps.rules.steps import Slots
 from tf_hips.ps.rules.value import FEDBUFF, UpdateRule
 from tf_hips.ps.rules.whole import Undecided, WholeRound, rule_of
 from tf_hips.ps.terms.past import Packet

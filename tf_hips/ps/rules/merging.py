@@ -4,16 +4,16 @@
 from collections.abc import Mapping
 
 import numpy as np
-import numpy.typing as npt
 
 from tf_hips.ops import native, native_updates
 from tf_hips.ops.compressor import Compressor
+from tf_hips.ops.native import Floats
 from tf_hips.ps.rules.robust import Rows
-from tf_hips.ps.rules.rule import Rule, Sum
+from tf_hips.ps.rules.rule import Keeping, Rule, Sum
 from tf_hips.ps.rules.value import UpdateRule
 
 
-class Mean:
+class Mean(Keeping):
     """sum of p_i x_i in child order, p_i = n_i / n; a child without a weight has n_i = 1.
 
     Where nobody has anything to say, all weights 0, the mean is 0.
@@ -23,21 +23,10 @@ class Mean:
 
     def __init__(self, compressor: Compressor, weights: Mapping[int, float]) -> None:
         """A rule for packets of `compressor`, of children with `weights`."""
-        self._compressor = compressor
+        super().__init__(compressor)
         self._weights = weights
-        self._num_elements = 0
-        self._packets: dict[int, npt.NDArray[np.uint8]] = {}
 
-    def begin(self, num_elements: int) -> None:
-        """Starts a chunk of `num_elements` elements."""
-        self._num_elements = num_elements
-        self._packets = {}
-
-    def add(self, child: int, packet: npt.NDArray[np.uint8]) -> None:
-        """Takes the packet of `child`."""
-        self._packets[child] = packet
-
-    def finish(self) -> npt.NDArray[np.float32]:
+    def finish(self) -> Floats:
         """The mean, shape [num_elements]."""
         packets, self._packets = self._packets, {}
         children = sorted(packets)

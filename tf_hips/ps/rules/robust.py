@@ -10,13 +10,14 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from tf_hips.errors import ToleranceError
 from tf_hips.ops import native, native_robust
 from tf_hips.ops.compressor import Compressor
+from tf_hips.ops.native import Bytes, Floats
 from tf_hips.ops.native_robust import CoordinateRule
 from tf_hips.ps.rules import leaves, votes
+from tf_hips.ps.rules.rule import Keeping
 from tf_hips.ps.rules.value import UpdateRule, parse
 from tf_hips.ps.terms.assignment import WHOLE, Shard
 from tf_hips.ps.terms.quorum import DROP, Quorum
@@ -35,7 +36,7 @@ _RULES = {
 }
 
 
-class Rows:
+class Rows(Keeping):
     """The rows of all children side by side, and of each coordinate what most of them say.
 
     Memory: a chunk of float32 for each child, while it is merged; of signs of onebit, which are
@@ -63,31 +64,28 @@ class Rows:
             weights: what children stand for, by child.
             of: how many rows there could be in a round; None: as many as come.
         """
+        super().__init__(compressor)
         self._rule = rule
         self._of = of
-        self._compressor = compressor
         self._weights = weights
-        self._num_elements = 0
-        self._packets: dict[int, npt.NDArray[np.uint8]] = {}
         self._num_refused = 0
         self.squares: Mapping[int, float] = {}
 
     def begin(self, num_elements: int) -> None:
         """Starts a chunk of `num_elements` elements."""
-        self._num_elements = num_elements
-        self._packets = {}
+        super().begin(num_elements)
         self._num_refused = 0
         self.squares = {}
 
-    def add(self, child: int, packet: npt.NDArray[np.uint8]) -> None:
+    def add(self, child: int, packet: Bytes) -> None:
         """Takes the packet of `child`."""
         weight = self._weights.get(child, 1.0)
         if weight > 0:
-            self._packets[child] = packet
+            super().add(child, packet)
         else:
             self._num_refused += is_refused(weight)
 
-    def finish(self) -> npt.NDArray[np.float32]:
+    def finish(self) -> Floats:
         """The result, shape [num_elements]; not finite where a mean of huge values overflows.
 
         Raises:
@@ -109,10 +107,10 @@ class Rows:
 
 def of_coordinates(
     rule: Aggregator,
-    rows: Sequence[npt.NDArray[np.float32]],
+    rows: Sequence[Floats],
     missing: int = 0,
     of: int | None = None,
-) -> tuple[npt.NDArray[np.float32], list[float]]:
+) -> tuple[Floats, list[float]]:
     """What a rule of coordinates makes of rows; not finite where a mean of huge values overflows.
 
     Args:

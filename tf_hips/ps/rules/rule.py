@@ -10,11 +10,9 @@ Invariant: the result does not depend on the order of arrival, bit for bit.
 
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from tf_hips.ops import native
 from tf_hips.ops.compressor import Compressor
+from tf_hips.ops.native import Bytes, Floats
 
 
 class Rule(Protocol):
@@ -25,34 +23,38 @@ class Rule(Protocol):
     def begin(self, num_elements: int) -> None:
         """Starts a chunk of `num_elements` elements."""
 
-    def add(self, child: int, packet: npt.NDArray[np.uint8]) -> None:
+    def add(self, child: int, packet: Bytes) -> None:
         """Takes the packet of `child`."""
 
-    def finish(self) -> npt.NDArray[np.float32]:
+    def finish(self) -> Floats:
         """The update, shape [num_elements]."""
 
 
-class Sum:
-    """The sum of all packets, added up in child order: what synchronous gradients need."""
-
-    needs_rows = False
+class Keeping:
+    """What keeps the packets of a chunk until all have come: the first half of a rule."""
 
     def __init__(self, compressor: Compressor) -> None:
-        """A rule for packets of `compressor`."""
+        """Takes nothing yet; packets are those of `compressor`."""
         self._compressor = compressor
         self._num_elements = 0
-        self._packets: dict[int, npt.NDArray[np.uint8]] = {}
+        self._packets: dict[int, Bytes] = {}
 
     def begin(self, num_elements: int) -> None:
         """Starts a chunk of `num_elements` elements."""
         self._num_elements = num_elements
         self._packets = {}
 
-    def add(self, child: int, packet: npt.NDArray[np.uint8]) -> None:
+    def add(self, child: int, packet: Bytes) -> None:
         """Takes the packet of `child`."""
         self._packets[child] = packet
 
-    def finish(self) -> npt.NDArray[np.float32]:
+
+class Sum(Keeping):
+    """The sum of all packets, added up in child order: what synchronous gradients need."""
+
+    needs_rows = False
+
+    def finish(self) -> Floats:
         """The sum, shape [num_elements]."""
         ordered = [self._packets[child] for child in sorted(self._packets)]
         self._packets = {}

@@ -8,13 +8,11 @@ import dataclasses
 import math
 
 import numpy as np
-import numpy.typing as npt
 
 from tf_hips.ops import native_updates
+from tf_hips.ops.native import Floats
 from tf_hips.ops.native_updates import SecondMoment
 from tf_hips.ps.rules.value import UpdateRule
-
-Floats = npt.NDArray[np.float32]
 
 _SECOND_MOMENTS = {
     "fedadagrad": SecondMoment.ADAGRAD,

@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from tf_hips.ops.compressor import Compressor
+from tf_hips.ops.native import Floats
 from tf_hips.ps.rules import merging, steps
 from tf_hips.ps.rules.rule import Rule
-from tf_hips.ps.rules.steps import Floats, Slots
+from tf_hips.ps.rules.steps import Slots
 from tf_hips.ps.rules.value import UpdateRule, parse
 from tf_hips.ps.rules.whole import RoundRule
 from tf_hips.ps.transport.wire import Buffer

@@ -19,7 +19,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from tf_hips.ops import call_text
-from tf_hips.ops.registry import Parameter
+from tf_hips.ops.registry import YES_OR_NO, Parameter
 from tf_hips.ps.rules.votes import NAME as VOTES
 from tf_hips.ps.rules.votes import Votes, split
 from tf_hips.robust import Aggregator, Sketched, sketches
@@ -31,7 +31,6 @@ from tf_hips.robust.value import KINDS as ROBUST_KINDS
 _MAX_TEXT = 320
 _CALL = re.compile(r"\s*([A-Za-z_][\w-]*)\s*(?:\(([^()]*)\)\s*)?", re.ASCII)
 
-_YES_OR_NO = (("False", 0), ("True", 1))
 CONSTANT, POLYNOMIAL, HINGE = range(3)
 _STALENESS = (("constant", CONSTANT), ("polynomial", POLYNOMIAL), ("hinge", HINGE))
 
@@ -54,7 +53,7 @@ def _small(name: str, default: float) -> Parameter:
 
 
 def _flag(name: str) -> Parameter:
-    return Parameter(name, default=0, minimum=0, maximum=1, words=_YES_OR_NO)
+    return Parameter(name, default=0, minimum=0, maximum=1, words=YES_OR_NO)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,16 +207,6 @@ class UpdateRule:
             self.votes.with_rule(self.robust)  # raises where the two do not go together
         if self.sketch is not None:
             object.__setattr__(self, "sketch", self._checked_sketch())
-
-    @classmethod
-    def make(cls, name: str, **params: int | float | str) -> "UpdateRule":
-        """A rule of Python values: `UpdateRule.make("momentum", learning_rate=0.1)`."""
-        known = {parameter.name: parameter for parameter in _parameters(name)}
-        numbers = {
-            key: known[key].number(value) if key in known else value
-            for key, value in params.items()
-        }
-        return cls(name, tuple(numbers.items()))  # type: ignore[arg-type]
 
     @property
     def text(self) -> str:

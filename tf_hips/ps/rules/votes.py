@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from tf_hips.errors import ToleranceError
 from tf_hips.ops import call_text
 from tf_hips.ops import compressor as compressors
-from tf_hips.ops.registry import Parameter
+from tf_hips.ops.registry import YES_OR_NO, Parameter
 from tf_hips.robust import Aggregator, detox
 from tf_hips.robust.detox import Detox, check_compressor
 from tf_hips.robust.value import AUTO
@@ -22,17 +22,16 @@ from tf_hips.robust.value import AUTO
 NAME, DIGEST, TOLERANT = detox.NAME, detox.DIGEST, detox.TOLERANT
 _HEAD = re.compile(r"\s*detox\s*(?:\(([^()]*)\)\s*)?", re.ASCII)
 _MAX_GROUPS = 1024
-_YES_OR_NO = (("False", 0), ("True", 1))
 _KNOWN = {
     one.name: one
     for one in (
         Parameter("r", 3, 1, _MAX_GROUPS),
         Parameter("vote", 0, 0, 2, words=tuple((one, k) for k, one in enumerate(detox.VOTES))),
         Parameter("buckets", 0, 0, _MAX_GROUPS),
-        Parameter("fixed", 0, 0, 1, words=_YES_OR_NO),
+        Parameter("fixed", 0, 0, 1, words=YES_OR_NO),
         detox.EPSILON,
         Parameter("q", AUTO, 0, _MAX_GROUPS, words=(("auto", AUTO),)),
-        Parameter("full", 0, 0, 1, words=_YES_OR_NO),
+        Parameter("full", 0, 0, 1, words=YES_OR_NO),
     )
 }
 

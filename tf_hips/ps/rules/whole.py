@@ -20,7 +20,7 @@ import numpy as np
 
 from tf_hips.errors import ToleranceError
 from tf_hips.ops.compressor import CHUNK
-from tf_hips.ps.rules.steps import Floats
+from tf_hips.ops.native import Floats
 from tf_hips.ps.rules.value import UpdateRule
 from tf_hips.ps.terms.past import Packet
 from tf_hips.robust import Aggregator

@@ -17,6 +17,7 @@ Invariant: what the server above has heard of, this one has on its disk, where i
 """
 
 import collections
+import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable
@@ -293,11 +294,8 @@ class Upper:
             first_sync.describe(*what)
             client.fetch_weights(what, lambda: weights.held, first_sync.take)
         else:
-            reader = PassedWeights(self._session)
-            try:
+            with contextlib.closing(PassedWeights(self._session)) as reader:
                 client.send_weights(what, reader.messages)
-            finally:
-                reader.close()
         self._is_synced = True
 
     def _gather(self) -> None:
@@ -339,10 +337,8 @@ class Upper:
         passage = Passing(self._session, store, number)
         if isinstance(store, SketchingStore):
             passage = SketchPassing(self._session, store, number)
-        try:
+        with contextlib.closing(passage):
             client.transfer(passage, store.weight(number))
-        finally:
-            passage.close()
 
     def _leave(self) -> None:
         """Waits for the end of the session, and tells it above."""

@@ -9,10 +9,9 @@ import threading
 from collections.abc import Callable, Iterable
 
 from tf_hips import log
+from tf_hips.log import Tell
 from tf_hips.ps.session.members import Members
 from tf_hips.ps.terms.quorum import Clock, Quorum
-
-Tell = Callable[..., None]
 
 # What the reason of a run begins with that has ended below its quorum.
 _BELOW = "Below quorum"

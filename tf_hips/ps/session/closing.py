@@ -25,8 +25,9 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from tf_hips import log
+from tf_hips.log import Tell
 from tf_hips.ps.rounds.store import Job, Store
-from tf_hips.ps.session.below import Below, Tell
+from tf_hips.ps.session.below import Below
 from tf_hips.ps.session.members import Members
 from tf_hips.ps.session.state import State
 from tf_hips.ps.terms.quorum import DROP, NEXT, RETURN_S, Arrivals, Clock, Quorum

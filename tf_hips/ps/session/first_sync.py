@@ -19,10 +19,10 @@ from tf_hips.ps.session.members import Caller
 from tf_hips.ps.session.state import State
 from tf_hips.ps.session.waiting import Wait, Waiting
 from tf_hips.ps.terms.recorder import Kind
+from tf_hips.ps.terms.weights import Described
 from tf_hips.ps.transport import wire
 
 _FIRST_WEIGHTS = "the first weights"
-Described = tuple[tuple[str, ...], int]
 
 
 class FirstSync:

@@ -33,9 +33,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tf_hips.errors import PeerError, ProtocolError, TfHipsError
+from tf_hips.log import Tell
 from tf_hips.ps.rounds.asynchronous import AsynchronousStore
 from tf_hips.ps.rounds.store import Store
-from tf_hips.ps.session.below import Tell
 from tf_hips.ps.session.closing import Closing
 from tf_hips.ps.session.comeback import Comeback
 from tf_hips.ps.session.departing import Departing

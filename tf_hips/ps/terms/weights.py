@@ -20,6 +20,9 @@ from tf_hips.errors import ProtocolError
 from tf_hips.ps.terms.model import first_difference
 from tf_hips.ps.transport.wire import MESSAGE_BYTES, Buffer
 
+# Kinds and bytes of all weights, as `FirstWeights` has them.
+Described = tuple[tuple[str, ...], int]
+
 _PIECE_BYTES = 64 << 20
 _KIND = re.compile(r"([^\[\]]+)\[([0-9, ]*)\]")
 _BFLOAT16_INFINITY = 0x7F80

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from tf_hips.config import NAME
 from tf_hips.errors import ProtocolError
 
 MESSAGE_BYTES = 1 << 20
@@ -44,14 +45,13 @@ _SMALLEST_PART = 4096
 # How many times its own length a packet may hold of its message's memory.
 _MOST_BESIDE = 4
 _MAX_RANGES_TEXT = 4000  # gRPC bounds a call's metadata to 8 KiB
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,49}")
 
 Buffer = bytes | bytearray | memoryview
 
 
 def check_name(what: str, value: str) -> str:
     """Returns `value` if it can name a run or a site."""
-    if not _NAME.fullmatch(value):
+    if not NAME.fullmatch(value):
         raise ValueError(
             f"`{what}` must be 1 to 50 letters, digits, dots, dashes or underscores. "
             f"Received: {value!r}"
@@ -233,7 +233,7 @@ class Call:
         parts = text.split("/")
         if (
             len(parts) != 5
-            or not all(_NAME.fullmatch(part) for part in parts[:3])
+            or not all(NAME.fullmatch(part) for part in parts[:3])
             or not all(re.fullmatch(r"[0-9]{1,15}", part) for part in parts[3:])
         ):
             raise ProtocolError(

@@ -13,8 +13,8 @@ from tf_hips.errors import ProtocolError
 from tf_hips.ops.compressor import Compressor
 
 
-class Alone:
-    """Names that mean more where there is a server; of a strategy."""
+class WithoutServer:
+    """Names of a strategy that mean more where there is a server."""
 
     events: log.EventLog
     _nonfinite: str
