@@ -34,7 +34,8 @@ from tf_hips.ops.compressor import Compressor
 from tf_hips.ops.native import Floats, derive_seed
 from tf_hips.ops.registry import Parameter
 from tf_hips.robust import rules
-from tf_hips.robust.aggregator import Aggregation, Aggregator, parse, secret_order
+from tf_hips.robust.aggregator import Aggregation, Aggregator, parse
+from tf_hips.robust.deciding import secret_order
 from tf_hips.robust.rows import Limits, Rows, as_rows
 from tf_hips.robust.value import Step
 
