@@ -19,8 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from compll import __version__, passes, pipeline, specification
-from compll.backends.library import BuildError, CompiledCodec, build, include_folder
+from compll.backends.cache import build
+from compll.backends.library import CompiledCodec
 from compll.backends.reference import Reference
+from compll.backends.toolchain import BuildError, include_folder
 from compll.errors import CompileError
 from compll.ir import nodes
 from compll.ir.printer import print_plan, print_program, spec_hash

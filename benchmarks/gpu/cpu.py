@@ -14,7 +14,9 @@ import numpy as np
 import compll
 from benchmarks.gpu.machine import Bytes, Floats, GpuError
 from compll import packet
-from compll.backends.library import BuildError, CompiledCodec, build
+from compll.backends.cache import build
+from compll.backends.library import CompiledCodec
+from compll.backends.toolchain import BuildError
 
 # For g++, besides those of what is shipped.
 FLAGS: tuple[str, ...] = ()

@@ -12,12 +12,10 @@ import numpy as np
 
 from compll import packet
 from compll.backends.reference import Bytes, Floats, Reference
-from compll.backends.toolchain import BuildError, build, compile_codec, include_folder
+from compll.backends.toolchain import BuildError
 from compll.ir import nodes
 from compll.ir.printer import spec_hash
 from compll.packet import PacketError
-
-__all__ = ["BuildError", "CompiledCodec", "build", "compile_codec", "include_folder"]
 
 _STATUS = {
     1: "the buffer for the body is too small",

@@ -4,6 +4,7 @@
 A library is written aside and renamed, so that a process that wants it never sees half of it.
 """
 
+import functools
 import hashlib
 import os
 import shlex
@@ -35,15 +36,29 @@ NVCC_FLAGS = (
     "-gencode=arch=compute_90,code=sm_90",
     "-gencode=arch=compute_90,code=compute_90",
 )
+CPU = "TF_HIPS_CPU"
+"""Of the environment: "avx2" or "base" for narrower registers than the processor has."""
 BUILD_DEADLINE_S = 300
-# The start of an ELF file of 64 bits: where the table of its sections lies, which linkers write
-# last, the size of an entry, and their number.
-_HEADER = struct.Struct("<40xQ10xHH2x")
+# What Linux calls the instructions of x86-64-v3 and -v4, and how compilers are told of them.
+_V3 = "avx2 bmi1 bmi2 f16c fma movbe abm"
+_V3_FLAGS = ("-mavx2", "-mbmi", "-mbmi2", "-mf16c", "-mfma", "-mmovbe", "-mlzcnt")
+_V4 = "avx512f avx512bw avx512cd avx512dq avx512vl"
+_V4_FLAGS = ("-mavx512f", "-mavx512bw", "-mavx512cd", "-mavx512dq", "-mavx512vl")
+_LEVELS = (
+    (frozenset([*_V3.split(), *_V4.split()]), (*_V3_FLAGS, *_V4_FLAGS)),
+    (frozenset(_V3.split()), _V3_FLAGS),
+)
+# The start of an ELF file of 64 bits, little-endian. Of its header: where the tables of its
+# segments and of its sections lie, the size of an entry of each, and their number. Of an entry:
+# where a segment lies, and its bytes. Linkers write the sections' table last.
+_ELF = b"\x7fELF\x02\x01"
+_HEADER = struct.Struct("<32xQQ6xHHHH2x")
+_SEGMENT = struct.Struct("<8xQ16xQ16x")
 _SHOWN_CHARACTERS = 4000
 
 
 class BuildError(RuntimeError):
-    """There is no C++ compiler, or it refused the source; holds its message."""
+    """There is no C++ compiler, it refused the source, or a cache cannot be used; says which."""
 
 
 def include_folder() -> Path:
@@ -69,10 +84,51 @@ def compiler() -> tuple[str, ...]:
     found = shutil.which(first)
     if found is None:
         raise BuildError(
-            "a C++17 compiler is needed: install g++ (apt-get install g++), or set CXX. "
+            "a C++ compiler is needed for a specification: install g++ (apt-get install g++), "
+            "set CXX, or load a library that `compll gen --build` made on another machine. "
             f"Received: no {first}"
         )
     return found, *rest
+
+
+@functools.cache
+def version(compiler: tuple[str, ...]) -> bytes:
+    """What a compiler says of itself.
+
+    Raises:
+        BuildError: it is no compiler.
+    """
+    asked = [*compiler, "--version"]
+    try:
+        done = subprocess.run(asked, capture_output=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise BuildError(
+            f"{' '.join(compiler)} must be a C++ compiler. Received: {error}"
+        ) from error
+    return done.stdout
+
+
+def machine_flags() -> tuple[str, ...]:
+    """Flags for the instructions that this machine has: less code, and a shorter wait.
+
+    None where TF_HIPS_CPU asks for narrower registers: such a library has code for all machines.
+    """
+    if os.environ.get(CPU):
+        return ()
+    found = _instructions()
+    level = next((flags for needed, flags in _LEVELS if found >= needed), None)
+    return () if level is None else (*level, "-DTF_HIPS_ONE_MACHINE")
+
+
+@functools.cache
+def _instructions() -> frozenset[str]:
+    """What the processor has, as Linux names it; empty where it does not say."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return frozenset()
+    line = next((line for line in text.splitlines() if line.startswith("flags")), "")
+    return frozenset(line.partition(":")[2].split())
 
 
 def codec_id(name: str, specification: bytes) -> str:
@@ -151,67 +207,32 @@ def _run(command: list[str], file_name: str) -> None:
         raise BuildError(f"{command[0]} did not finish within {BUILD_DEADLINE_S} s") from error
 
 
-def cache_folder() -> Path:
-    """Where built codecs are kept: `compll` under XDG_CACHE_HOME, or under ~/.cache.
-
-    Raises:
-        BuildError: nothing says where a home is.
-    """
-    base = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return (Path(base) if base else Path.home() / ".cache") / "compll"
-    except RuntimeError as error:
-        raise BuildError(f"set XDG_CACHE_HOME to the folder of caches: {error}") from error
-
-
-def _cache() -> Path:
-    """The folder of the cache, made if it is missing."""
-    folder = cache_folder()
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    held = folder.stat()
-    # What lies there is run by this process.
-    if held.st_mode & 0o002 or held.st_uid not in (os.geteuid(), 0):
-        raise BuildError(
-            f"the cache {folder} must be ours and closed to others: set XDG_CACHE_HOME. Received: "
-            f"mode {held.st_mode & 0o777:o}, owner {held.st_uid}"
-        )
-    return folder
-
-
 def is_whole(library: Path) -> bool:
-    """Whether a file is a library that was not cut off: to load one would end the process."""
+    """Whether a file is a library that was not cut off."""
     try:
+        check_whole(library)
         with library.open("rb") as file:
             head = file.read(_HEADER.size)
-            size = file.seek(0, os.SEEK_END)
     except OSError:
         return False
-    if len(head) < _HEADER.size or not head.startswith(b"\x7fELF\x02\x01"):
-        return False
-    begin, each, number = _HEADER.unpack(head)
-    return bool(size >= begin + each * number)
+    return len(head) == _HEADER.size and head.startswith(_ELF)
 
 
-def build(source: str, name: str, flags: tuple[str, ...] = ()) -> Path:
-    """Compiles the source of a codec to a shared library; returns its path in the cache.
-
-    The cache goes by a hash of everything that goes into a library: the generated source, the
-    runtime's headers, the compiler and its flags.
-
-    Raises:
-        BuildError: no compiler is found (`CXX` names one), it fails, or others can write to the
-            cache.
-        OSError: the cache cannot be written.
-    """
-    words = compiler()
-    command = (*words, *FLAGS, *flags)
-    root = include_folder()
-    digest = hashlib.sha256("\0".join([*command, str(root), source]).encode())
-    for program in filter(None, map(shutil.which, words)):  # also what `ccache` runs
-        digest.update(str(Path(program).stat().st_mtime_ns).encode())
-    for header in sorted((root / "tf_hips/cc/runtime").glob("*.h")):
-        digest.update(header.read_bytes())
-    library = _cache() / f"{name}-{digest.hexdigest()[:24]}.so"
-    if not is_whole(library):
-        compile_codec(source, codec_id(name, source.encode()), library, command)
-    return library
+def check_whole(library: Path) -> None:
+    """Raises OSError where a library was cut off: to load it would end the process (SIGBUS)."""
+    with library.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        head = file.read(_HEADER.size)
+        if len(head) < _HEADER.size or not head.startswith(_ELF):
+            return  # the system's loader refuses it
+        begin, sections, each, number, each_section, num_sections = _HEADER.unpack(head)
+        if each != _SEGMENT.size:
+            return  # so it does with this
+        file.seek(begin)
+        table = file.read(each * number)
+    segments = _SEGMENT.iter_unpack(table[: len(table) // each * each])
+    ends = [offset + held for offset, held in segments]
+    wanted = max([begin + each * number, sections + each_section * num_sections, *ends])
+    if size < wanted:
+        raise OSError(f"{size} bytes of at least {wanted}: it was cut off")

@@ -25,6 +25,8 @@ def rule_of(text: str) -> str | None:
         ("--approach draco_lite --mode sign-sgd --vote exact", "detox(5, exact) >> majority"),
         ("--approach maj_vote --group-size 7", "detox(r=7) >> mean"),
         ("--approach maj_vote --worker-fail 2", "detox(r=5) >> mean"),
+        ("--approach maj-vote --group-size 7", "detox(r=7) >> mean"),
+        ("--approach maj_vote --vote exact", "detox(5, exact) >> mean"),
         (
             "--approach draco-lite --mode multi-krum --worker-fail 5 --fixed-groups --group-size 3",
             "detox(r=3, fixed=True, q=5) >> multi_krum",
@@ -77,4 +79,4 @@ def test_a_file_may_say_them(capsys: pytest.CaptureFixture[str]) -> None:
     told = "--parties a,b,c --insecure --approach detox --mode coord-median --group-size 3"
     with pytest.raises(SystemExit, match="0"):
         cli.main(["server", *told.split(), "--print-config"])
-    assert "approach: detox\nmode: coord-median\ngroup_size: 3\n" in capsys.readouterr().out
+    assert "approach: detox\ngroup_size: 3\nmode: coord-median\n" in capsys.readouterr().out

@@ -12,7 +12,7 @@ import pytest
 from tests.support import children
 from tf_hips import config
 from tf_hips.cli import arguments, worker
-from tf_hips.ops import jit
+from tf_hips.ops.specifications import CACHE
 
 pytestmark = pytest.mark.heavy  # processes start, and are waited for, in each of these
 
@@ -62,7 +62,7 @@ def test_a_specification_of_the_compression_comes_along(
 ) -> None:
     """To a host that has neither the file nor a codec of it in its cache."""
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
-    monkeypatch.setenv(jit.CACHE, str(ours))
+    monkeypatch.setenv(CACHE, str(ours))
     text = arguments.codec(f"error_feedback({SPECIFICATION}(2, 1))")
     variables = worker.environment(config.Run(compression=text))
     script = (
@@ -72,7 +72,7 @@ def test_a_specification_of_the_compression_comes_along(
     )
     done = subprocess.run(
         [sys.executable, "-m", worker.__name__, sys.executable, "-c", script],
-        env={**os.environ, **variables, jit.CACHE: str(theirs), "PYTHONPATH": str(Path.cwd())},
+        env={**os.environ, **variables, CACHE: str(theirs), "PYTHONPATH": str(Path.cwd())},
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -89,7 +89,7 @@ def test_a_specification_of_another_content_is_refused(tmp_path: Path) -> None:
     }
     done = subprocess.run(
         [sys.executable, "-m", worker.__name__, sys.executable, "-c", "print(1)"],
-        env={**os.environ, **variables, jit.CACHE: str(tmp_path), "PYTHONPATH": str(Path.cwd())},
+        env={**os.environ, **variables, CACHE: str(tmp_path), "PYTHONPATH": str(Path.cwd())},
         capture_output=True,
         text=True,
         timeout=50,

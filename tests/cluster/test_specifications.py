@@ -15,7 +15,7 @@ from tf_hips import cli
 from tf_hips.cli import cluster as command
 from tf_hips.cluster import archive, description, fleet, layout
 from tf_hips.errors import ConfigError
-from tf_hips.ops import jit
+from tf_hips.ops.specifications import CACHE
 
 pytestmark = pytest.mark.heavy  # compiles
 
@@ -124,7 +124,7 @@ def test_other_means_have_them_too(
     assert code_of("deploy", "--from", str(path), "--to", str(out)) == 0, capsys.readouterr().err
     for role in ("server-hub", "server-region"):
         unit = (out / f"systemd/tf-hips-job1-{role}.service").read_text()
-        assert f"\nEnvironment={jit.CACHE}=/srv/x/{role}/{layout.CACHE}\n" in unit
+        assert f"\nEnvironment={CACHE}=/srv/x/{role}/{layout.CACHE}\n" in unit
         told = out / "systemd" / role / layout.SERVER_FILE
         assert code_of("server", "--config", str(told), "--print-config") == 0
 
@@ -133,7 +133,7 @@ def test_other_means_have_them_too(
         pod = found["Deployment"]["spec"]["template"]["spec"]
         [container] = pod["containers"]
         [data] = [one["mountPath"] for one in container["volumeMounts"] if one["name"] == "data"]
-        assert container["env"] == [{"name": jit.CACHE, "value": f"{data}/{layout.CACHE}"}]
+        assert container["env"] == [{"name": CACHE, "value": f"{data}/{layout.CACHE}"}]
         mounted = as_mounted(pod, found["ConfigMap"], tmp_path / f"{role}-pod")
         assert code_of("server", "--config", str(mounted), "--print-config") == 0
 

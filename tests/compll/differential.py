@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 import compll
-from compll.backends.library import CompiledCodec, build
+from compll.backends.cache import build
+from compll.backends.library import CompiledCodec
 from compll.packet import PREFIX, PacketError
 from compll.pipeline import cuda_source
 from compll.specification import Specification

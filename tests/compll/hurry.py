@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from compll.backends import toolchain
+from compll.backends import cache, toolchain
 
 FLAGS = ("-DTF_HIPS_NO_CLONES", "-O1")
 # The parts of C++ that take long to read, and what is included of ours, but for what depends on the
@@ -18,7 +18,7 @@ _OURS = ("bits.h", "blocks.h", "denormals.h", "functions.h", "reduce.h", "row.h"
 
 @functools.cache
 def flags() -> tuple[str, ...]:
-    """Flags for `toolchain.build`, with the headers in the compiler's own form.
+    """Flags for `cache.build`, with the headers in the compiler's own form.
 
     Half of the time of a short program goes into reading them. They lie beside the codecs, under
     a name that changes with them; a compiler that cannot use them reads the text, which is there.
@@ -31,7 +31,7 @@ def flags() -> tuple[str, ...]:
     digest.update(str(Path(command[0]).stat().st_mtime_ns).encode())
     for header in sorted((root / "tf_hips/cc/runtime").glob("*.h")):
         digest.update(header.read_bytes())
-    folder = toolchain.cache_folder() / f"headers-{digest.hexdigest()[:24]}"
+    folder = cache.BUILT.folder / f"headers-{digest.hexdigest()[:24]}"
     header = folder / "all.h"
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)

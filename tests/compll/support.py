@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 
 import compll
-from compll.backends.library import CompiledCodec, build
+from compll.backends.cache import build
+from compll.backends.library import CompiledCodec
 from tests.compll import hurry
 
 SPECS = Path(__file__).resolve().parents[2] / "tf_hips/ops/specs"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import compll
 from compll import passes
 from compll.backends import bits, philox, reduction
-from compll.backends.library import build
+from compll.backends.cache import build
 from compll.backends.reference import Interpreter, Key
 from compll.ir import nodes, semantics
 from compll.passes import optimise

@@ -340,7 +340,7 @@ def test_no_compiler(monkeypatch, capsys, tmp_path, gradient):
         "cpp",
     ]
     assert main(run) == 1
-    assert "a C++17 compiler is needed" in capsys.readouterr().err
+    assert "a C++ compiler is needed" in capsys.readouterr().err
 
 
 def test_it_says_its_version_which_is_that_of_the_package(capsys):

@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import compll
-from compll.backends.library import CompiledCodec, build
+from compll.backends.cache import build
+from compll.backends.library import CompiledCodec
 from compll.cli import main
 from tests.compll import fuzzing, hurry
 from tests.compll.support import SPECS, assert_same_floats

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The C++ compiler: its flags, what names it, and the cache of what it makes."""
 
+import contextlib
+import errno
+import fcntl
 import os
 import re
 import subprocess
@@ -8,13 +11,16 @@ import sys
 
 import pytest
 
-from compll.backends import makefile, toolchain
+import compll
+from compll.backends import cache, makefile, toolchain
 from compll.backends.toolchain import BuildError
 from tests.compll.support import SPECS
-from tf_hips.ops import jit
+from tf_hips.ops import specifications
 from tf_hips.ops.library import NATIVE_PATH
 
 ROOT = SPECS.parents[2]
+V3 = frozenset(["fpu", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "abm"])
+V4 = V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 
 
 def test_a_codec_is_compiled_alike_by_all_who_compile_one():
@@ -23,7 +29,6 @@ def test_a_codec_is_compiled_alike_by_all_who_compile_one():
     flags = {flag for flag in re.findall(r'"(-[^"]+)"', listed[1]) if not flag.startswith("-W")}
     assert "-fno-math-errno" in flags
     assert set(toolchain.FLAGS) == {*flags, "-fPIC", "-shared"}
-    assert jit._FLAGS == toolchain.FLAGS
     generated = re.search(r"^FLAGS := (.*)$", makefile.TEXT, re.MULTILINE)
     assert {*generated[1].split(), "-shared"} == set(toolchain.FLAGS)
 
@@ -44,37 +49,69 @@ def made(tmp_path, monkeypatch):
 
 
 def test_what_was_cut_off_is_made_again(made):
-    entry = toolchain.build("source", "foo")
-    assert toolchain.build("source", "foo") == entry and len(made) == 1
+    entry = cache.build("source", "foo")
+    assert cache.build("source", "foo") == entry and len(made) == 1
     assert entry.parent.stat().st_mode & 0o777 == 0o700
     whole = entry.stat().st_size
     for times, size in enumerate((0, 9000, whole // 2, whole - 1), 2):
         os.truncate(entry, size)
         assert not toolchain.is_whole(entry)
-        assert toolchain.build("source", "foo") == entry and len(made) == times
+        assert cache.build("source", "foo") == entry and len(made) == times
     assert entry.stat().st_size == whole
 
 
 def test_a_cache_that_others_write_is_not_believed(made, monkeypatch):
-    folder = toolchain.build("source", "foo").parent
+    folder = cache.build("source", "foo").parent
     folder.chmod(0o777)
     with pytest.raises(BuildError, match=r"closed to others: set XDG_CACHE_HOME. .*mode 777"):
-        toolchain.build("source", "foo")
+        cache.build("source", "foo")
     folder.chmod(0o755)
     monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
     if folder.stat().st_uid == 0:  # whom everybody believes
         os.chown(folder, 4321, -1)
     with pytest.raises(BuildError, match="must be ours"):
-        toolchain.build("source", "foo")
+        cache.build("source", "foo")
+
+
+def test_one_process_compiles_while_others_wait(made, monkeypatch):
+    compile_codec = toolchain.compile_codec
+
+    def while_it_is_ours(source, identity, output, command):
+        with output.with_suffix(".lock").open("w") as other, pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        compile_codec(source, identity, output, command)
+
+    monkeypatch.setattr(toolchain, "compile_codec", while_it_is_ours)
+    cache.build("source", "foo")
+    assert len(made) == 1
+
+
+def test_who_has_waited_takes_what_another_process_has_made(made, monkeypatch):
+    @contextlib.contextmanager
+    def turn(file):
+        file.with_suffix(".so").write_bytes(NATIVE_PATH.read_bytes())
+        yield
+
+    monkeypatch.setattr(cache, "_turn", turn)
+    assert toolchain.is_whole(cache.build("source", "foo")) and not made
+
+
+def test_a_full_disk_is_told(made, monkeypatch):
+    def write(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(toolchain, "compile_codec", write)
+    with pytest.raises(BuildError, match=r"can be written: set XDG_CACHE_HOME.*No space left"):
+        cache.build("source", "foo")
 
 
 def test_a_compiler_may_have_arguments(made, tmp_path, monkeypatch):
-    plain = toolchain.build("source", "foo")
+    plain = cache.build("source", "foo")
     compiler = toolchain.compiler()
     assert len(compiler) == 1
     monkeypatch.setenv("CXX", "env 'g++' -m64")
     assert toolchain.compiler()[1:] == ("g++", "-m64")
-    assert toolchain.build("source", "foo") != plain
+    assert cache.build("source", "foo") != plain
     assert made[-1][1:4] == ("g++", "-m64", "-O3")
     monkeypatch.setenv("CXX", " ")
     assert toolchain.compiler() == compiler
@@ -91,16 +128,17 @@ def test_without_a_home_the_cache_must_be_named(tmp_path):
         "def nobody(): raise RuntimeError('Could not determine home directory.')\n"
         "pathlib.Path.home = nobody\n"
         "pathlib.Path.expanduser = lambda self: nobody()\n"
-        "from compll.backends.toolchain import BuildError, cache_folder\n"
+        "from compll.backends.cache import BUILT\n"
+        "from compll.backends.toolchain import BuildError\n"
         "from tf_hips.errors import LibraryError\n"
-        "from tf_hips.ops import jit\n"
-        "for folder in cache_folder, jit.cache_folder:\n"
+        "from tf_hips.ops import specifications\n"
+        "for folder in (lambda: BUILT.folder), specifications.cache_folder:\n"
         "    try:\n"
         "        folder()\n"
         "    except (BuildError, LibraryError) as error:\n"
         "        print(error)\n"
     )
-    hidden = ("HOME", "XDG_CACHE_HOME", jit.CACHE)
+    hidden = ("HOME", "XDG_CACHE_HOME", specifications.CACHE)
     done = subprocess.run(
         [sys.executable, "-c", program],
         env={name: value for name, value in os.environ.items() if name not in hidden},
@@ -112,4 +150,49 @@ def test_without_a_home_the_cache_must_be_named(tmp_path):
     assert done.returncode == 0, done.stderr
     theirs, ours = done.stdout.splitlines()
     assert "set XDG_CACHE_HOME" in theirs
-    assert f"set {jit.CACHE} or XDG_CACHE_HOME" in ours
+    assert f"set {specifications.CACHE} or XDG_CACHE_HOME" in ours
+
+
+def test_a_library_is_for_the_machine_at_hand(tmp_path, monkeypatch):
+    """Machines that share a cache do not take each other's entries, and compile what they can."""
+    monkeypatch.delenv("TF_HIPS_CPU", raising=False)
+    text = """
+        void RowEncode(float* g, uint8* out) {
+            out = concat(map(g, [&](float x) -> uint8 { return x + 128; }));
+        }
+        void RowDecode(uint8* out, float* g) {
+            uint8* q;
+            extract(out, q);
+            g = map(q, [&](uint8 x) -> float { return x - 128.0; });
+        }
+    """
+    made = compll.generate(compll.compile_text(text, "row"))["row.codec.cc"]
+    source = tmp_path / "row.codec.cc"
+    source.write_text(made)
+    entries, rows = {}, {}
+    compiler = toolchain.compiler()
+
+    def flags():
+        return (*compiler, *toolchain.FLAGS, *toolchain.machine_flags())
+
+    for name, found in {"v4": V4, "v3": V3, "less": V3 - {"fma"}}.items():
+        monkeypatch.setattr(toolchain, "_instructions", lambda found=found: found)
+        command = flags()
+        entries[name] = cache.key(command, compiler)
+        assert ("-DTF_HIPS_ONE_MACHINE" in command) == (name in ("v3", "v4"))
+        assert ("-mavx512bw" in command) == (name == "v4")
+        done = subprocess.run(
+            [flag for flag in command if flag != "-shared"]
+            + ["-O1", "-Wall", "-Werror", "-S", "-I", str(ROOT), str(source), "-o", "-"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr[:2000]
+        rows[name] = set(re.findall(r"(avx2|avx512)\d+rows_of_", done.stdout))
+    assert rows == {"v4": {"avx512"}, "v3": {"avx2"}, "less": {"avx2", "avx512"}}
+    assert len(set(entries.values())) == 3
+
+    monkeypatch.setattr(toolchain, "_instructions", lambda: V4)
+    monkeypatch.setenv("TF_HIPS_CPU", "base")
+    assert cache.key(flags(), compiler) == entries["less"]

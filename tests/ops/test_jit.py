@@ -5,7 +5,6 @@ import codecs
 import errno
 import os
 import pickle
-import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import tensorflow as tf
 import compll
 import tf_hips
 from compll import pipeline, specification
+from compll.backends import toolchain
 from tests.ops.codecs import bits, gradient
 from tests.support import hurried
 from tests.support.ranks import process_groups
@@ -28,12 +28,12 @@ from tf_hips.ops import (
     Key,
     error_feedback,
     graph,
-    jit,
     library,
     loaded,
     native,
     parse,
     registry,
+    specifications,
 )
 from tf_hips.ops.library import NATIVE_PATH
 from tf_hips.ps.rules import robust as robust_rules
@@ -43,7 +43,7 @@ pytestmark = [pytest.mark.tf, pytest.mark.timeout(120)]
 
 ROOT = Path(__file__).resolve().parents[2]
 MINE = Path(__file__).with_name("mine.pse")
-NAME = loaded.full_name("mine", MINE.read_bytes())
+NAME = toolchain.codec_id("mine", MINE.read_bytes())
 KEY = Key(seed=3, step=2, tensor_id=1)
 BIG = 2**53 - 1  # no float32 holds it
 
@@ -56,7 +56,7 @@ def _cache(tmp_path_factory: pytest.TempPathFactory):
         for module, names in ((loaded, ("_tables",)), (registry, ("_loaded", "_newest"))):
             for name in names:
                 patch.setattr(module, name, {})
-        patch.setenv(jit.CACHE, str(folder))
+        patch.setenv(specifications.CACHE, str(folder))
         patch.setenv("CXX", str(hurried.compiler(tmp_path_factory.mktemp("compiler"))))
         yield folder
 
@@ -319,59 +319,13 @@ def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         tf_hips.load(changed(tmp_path, "compilerless"))
 
 
-V3 = frozenset(["fpu", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "abm"])
-V4 = V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
-
-
-def test_a_library_is_for_the_machine_at_hand(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Machines that share a cache do not take each other's entries, and compile what they can."""
-    monkeypatch.delenv("TF_HIPS_CPU", raising=False)
-    text = """
-        void RowEncode(float* g, uint8* out) {
-            out = concat(map(g, [&](float x) -> uint8 { return x + 128; }));
-        }
-        void RowDecode(uint8* out, float* g) {
-            uint8* q;
-            extract(out, q);
-            g = map(q, [&](uint8 x) -> float { return x - 128.0; });
-        }
-    """
-    made = compll.generate(compll.compile_text(text, "row"))["row.codec.cc"]
-    source = tmp_path / "row.codec.cc"
-    source.write_text(made)
-    entries, rows = {}, {}
-    for name, found in {"v4": V4, "v3": V3, "less": V3 - {"fma"}}.items():
-        monkeypatch.setattr(jit, "_instructions", lambda found=found: found)
-        command = jit._command()
-        entries[name] = jit._tools(command, command[:1])
-        assert ("-DTF_HIPS_ONE_MACHINE" in command) == (name in ("v3", "v4"))
-        assert ("-mavx512bw" in command) == (name == "v4")
-        done = subprocess.run(
-            [flag for flag in command if flag != "-shared"]
-            + ["-O1", "-Wall", "-Werror", "-S", "-I", str(ROOT), str(source), "-o", "-"],
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert done.returncode == 0, done.stderr[:2000]
-        rows[name] = set(re.findall(r"(avx2|avx512)\d+rows_of_", done.stdout))
-    assert rows == {"v4": {"avx512"}, "v3": {"avx2"}, "less": {"avx2", "avx512"}}
-    assert len(set(entries.values())) == 3
-
-    monkeypatch.setattr(jit, "_instructions", lambda: V4)
-    monkeypatch.setenv("TF_HIPS_CPU", "base")
-    assert jit._tools(jit._command(), jit._compiler()) == entries["less"]
-
-
 def test_a_cache_that_others_write_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "open"
     folder.mkdir()
     folder.chmod(0o777)
-    monkeypatch.setenv(jit.CACHE, str(folder))
+    monkeypatch.setenv(specifications.CACHE, str(folder))
     with pytest.raises(LibraryError, match="closed to others"):
         tf_hips.load(changed(tmp_path, "open_cache"))
 
@@ -381,7 +335,7 @@ LOAD = (
     "from tf_hips.ops import Key, native\n"
     f"codec = tf_hips.load({str(MINE)!r})(2, 1)\n"
     "packet = native.encode(codec, np.arange(9, dtype=np.float32), Key(3, 2, 1))\n"
-    "print(packet.tobytes().hex(), 'compll' in sys.modules, 'tensorflow' in sys.modules)\n"
+    "print(packet.tobytes().hex(), 'compll.pipeline' in sys.modules, 'tensorflow' in sys.modules)\n"
 )
 
 
@@ -392,7 +346,11 @@ def test_processes_at_once_compile_once(mine: Compressor, tmp_path: Path) -> Non
         f'exec {os.environ["CXX"]} "$@"\n'
     )
     compiler.chmod(0o755)
-    environment = {**os.environ, jit.CACHE: str(tmp_path / "cache"), "CXX": str(compiler)}
+    environment = {
+        **os.environ,
+        specifications.CACHE: str(tmp_path / "cache"),
+        "CXX": str(compiler),
+    }
     with process_groups() as start:
         processes = [
             start([sys.executable, "-c", LOAD], cwd=ROOT, env=environment, stdout=subprocess.PIPE)
@@ -406,24 +364,24 @@ def test_processes_at_once_compile_once(mine: Compressor, tmp_path: Path) -> Non
     assert left == [".lock", ".pse", ".so"]
 
 
-def test_a_cached_codec_needs_no_compll_and_no_tensorflow(mine: Compressor) -> None:
+def test_a_cached_codec_needs_no_compiler_and_no_tensorflow(mine: Compressor) -> None:
     assert run(LOAD).stdout.split()[1:] == ["False", "False"]
 
 
 def test_a_damaged_entry_is_made_again(mine: Compressor, tmp_path: Path, _cache: Path) -> None:
     for part in _cache.glob(f"mine-{NAME.partition('@')[2]}*.so"):
         shutil.copy2(part, tmp_path)
-    first = run(LOAD, **{jit.CACHE: str(tmp_path)})
+    first = run(LOAD, **{specifications.CACHE: str(tmp_path)})
     # The specification, which was not kept, is: else none could ever name the codec by its content.
     assert (tmp_path / f"{NAME.replace('@', '-')}.pse").read_bytes() == MINE.read_bytes()
-    assert first.stdout.split()[1:] == ["True", "False"]
+    assert first.stdout.split()[1:] == ["False", "False"]
     (entry,) = tmp_path.glob("*.so")
     whole = entry.read_bytes()
     (tmp_path / "mine-0123456789abcdef-0123456789abcdef.so").write_bytes(b"an old one")
     # The system's loader refuses the first. It would map the second, and die behind its end.
     for damaged in (b"half a library", whole[: len(whole) // 2]):
         entry.write_bytes(damaged)
-        second = run(LOAD, **{jit.CACHE: str(tmp_path)})
+        second = run(LOAD, **{specifications.CACHE: str(tmp_path)})
         assert second.stdout.split() == [first.stdout.split()[0], "True", "False"]
 
 
@@ -433,7 +391,7 @@ def test_a_full_disk_is_told(
     def write(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("compll.backends.library.compile_codec", write)
+    monkeypatch.setattr("compll.backends.toolchain.compile_codec", write)
     with pytest.raises(LibraryError, match=r"can be written.*No space left"):
         tf_hips.load(changed(tmp_path, "roomless"))
 
@@ -450,18 +408,21 @@ def test_a_server_finds_what_a_peer_names_by_its_content(mine: Compressor, tmp_p
     cache = str(tmp_path / "cache")
     expected = str(mine.wire_bytes(100))
     assert run(program).stdout.strip() == expected
-    without = run(program, **{jit.CACHE: cache}).stdout
+    without = run(program, **{specifications.CACHE: cache}).stdout
     assert "--compression mine.pse" in without
-    assert f"set {jit.SPECS}" in without
+    assert f"set {specifications.SPECS}" in without
     marked = tmp_path / "marked/mine.pse"  # a byte order mark is no part of a specification
     marked.parent.mkdir()
     marked.write_bytes(codecs.BOM_UTF8 + MINE.read_bytes())
     specs = f"{tmp_path}:{marked.parent}"
-    found = run(program, **{jit.CACHE: cache, jit.SPECS: specs})
+    found = run(program, **{specifications.CACHE: cache, specifications.SPECS: specs})
     assert found.stdout.strip() == expected, found.stderr
     wrong = changed(tmp_path)
-    told = run(program, **{jit.CACHE: str(tmp_path / "other"), jit.SPECS: str(tmp_path)}).stdout
-    assert loaded.full_name("mine", wrong.read_bytes()) in told
+    told = run(
+        program,
+        **{specifications.CACHE: str(tmp_path / "other"), specifications.SPECS: str(tmp_path)},
+    ).stdout
+    assert toolchain.codec_id("mine", wrong.read_bytes()) in told
 
 
 def test_a_server_without_the_file_or_a_compiler_says_so_to_the_party(
@@ -487,7 +448,7 @@ def test_a_library_that_was_built_elsewhere_needs_no_compiler(
     library = pipeline.build(specification.read(file), tmp_path / "made")
     monkeypatch.setenv("CXX", "no-such-compiler")
     codec = parse(f"{library}(2, 1)", files=True)
-    assert codec.name == loaded.full_name("elsewhere", file.read_bytes())
+    assert codec.name == toolchain.codec_id("elsewhere", file.read_bytes())
     x = gradient(99)
     ours = native.decode(codec, native.encode(codec, x, KEY), 99)
     theirs = native.decode(mine, native.encode(mine, x, KEY), 99)
@@ -512,7 +473,7 @@ def test_a_library_that_was_built_again_is_the_new_one(mine: Compressor, tmp_pat
     with pytest.raises(ValueError, match=f"loaded before as {first.name}.*replace=True"):
         tf_hips.load(library)
     second = tf_hips.load(library, replace=True)
-    assert second.name == loaded.full_name("rebuilt", file.read_bytes()) != first.name
+    assert second.name == toolchain.codec_id("rebuilt", file.read_bytes()) != first.name
     assert loaded.table(second.name) != loaded.table(first.name)
     x = gradient(99)
     np.testing.assert_array_equal(
@@ -534,7 +495,7 @@ def test_a_codec_in_two_files_is_that_of_one(mine: Compressor, tmp_path: Path) -
     encode, decode = halved(tmp_path / "two")
     whole = tmp_path / "Two.pse"
     whole.write_text(encode.read_text() + decode.read_text())
-    name = loaded.full_name("Two", whole.read_bytes())
+    name = toolchain.codec_id("Two", whole.read_bytes())
     for paths in ((encode, decode), (decode, encode), (encode,), (decode,), (whole,)):
         assert tf_hips.load(*paths).name == name
     codec = parse(f"error_feedback({decode}(2, salt=1))", files=True).inner
@@ -558,7 +519,10 @@ def test_a_server_finds_both_files_of_what_a_peer_names(mine: Compressor, tmp_pa
     encode, decode = halved(tmp_path / "two", "two_encode", "two_decode")
     name = tf_hips.load(encode, decode).name
     program = f"from tf_hips.ops import parse\nprint(parse('{name}(2, 1)').wire_bytes(100))\n"
-    environment = {jit.CACHE: str(tmp_path / "cache"), jit.SPECS: str(tmp_path / "two")}
+    environment = {
+        specifications.CACHE: str(tmp_path / "cache"),
+        specifications.SPECS: str(tmp_path / "two"),
+    }
     found = run(program, **environment)
     assert found.stdout.strip() == str(mine.wire_bytes(100)), found.stderr
     decode.unlink()  # the cache keeps both as one

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tf_hips.ops import jit, loaded
+from compll.backends import cache, toolchain
+from tf_hips.ops import jit, specifications
 
 pytestmark = pytest.mark.heavy  # runs of gcc
 
 MINE = Path(__file__).with_name("mine.pse")
-NAME = loaded.full_name("mine", MINE.read_bytes())
+NAME = toolchain.codec_id("mine", MINE.read_bytes())
 # Stands in for nvcc: notes what it is asked for, and makes a library with what is looked for in it.
 NVCC = """#!/bin/bash
 if [ "$1" = --version ]; then echo a double; exit; fi
@@ -35,7 +36,11 @@ def asked(tmp_path, monkeypatch):
     script.chmod(0o755)
     shutil.copy(MINE, tmp_path)
     cache = tmp_path / "cache"
-    for name, value in {"NVCC": script, jit.CACHE: cache, jit.SPECS: tmp_path}.items():
+    for name, value in {
+        "NVCC": script,
+        specifications.CACHE: cache,
+        specifications.SPECS: tmp_path,
+    }.items():
         monkeypatch.setenv(name, str(value))
     return tmp_path / "nvcc.log"
 
@@ -55,7 +60,7 @@ def test_each_kind_of_gpu_has_an_entry(asked):
         assert len(told) == flags
         for one in architectures:
             assert f"-gencode=arch=compute_{one},code=sm_{one}" in told
-        assert len(list(Path(os.environ[jit.CACHE]).glob("*.cuda.so"))) == number
+        assert len(list(Path(os.environ[specifications.CACHE]).glob("*.cuda.so"))) == number
     for architectures in kinds:
         assert jit.cuda_table(NAME, architectures)[0] is not None
         assert not asked.exists()
@@ -63,14 +68,14 @@ def test_each_kind_of_gpu_has_an_entry(asked):
 
 def test_a_damaged_entry_is_made_again(asked):
     assert jit.cuda_table(NAME, ("90",))[0] is not None
-    (entry,) = Path(os.environ[jit.CACHE]).glob("*.cuda.so")
+    (entry,) = Path(os.environ[specifications.CACHE]).glob("*.cuda.so")
     whole = entry.read_bytes()
     for damaged in (b"half a library", whole[: len(whole) // 2], b""):
         asked.unlink()
         entry.unlink()  # this process has it mapped
         entry.write_bytes(damaged)
         assert jit.cuda_table(NAME, ("90",))[0] is not None
-        assert asked.exists() and loaded.is_whole(entry)
+        assert asked.exists() and toolchain.is_whole(entry)
 
 
 def test_kernels_that_cannot_run_here_are_not_used(asked, monkeypatch):
@@ -83,9 +88,9 @@ def test_a_cache_that_cannot_be_written_is_read(asked, monkeypatch):
     asked.unlink()
 
     def refused(file):
-        raise jit._not_writable(file.parent, PermissionError(13, "Permission denied"))
+        raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(jit, "_turn", refused)
+    monkeypatch.setattr(cache, "_turn", refused)
     assert jit.cuda_table(NAME, ("90",))[0] is not None
     assert not asked.exists()
     address, reason = jit.cuda_table(NAME, ("80",))

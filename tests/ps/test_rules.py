@@ -80,6 +80,29 @@ def test_a_wrong_text_is_refused(text: str, message: str) -> None:
         rules.parse(text)
 
 
+@pytest.mark.parametrize(
+    ("parse", "text", "known"),
+    [
+        (compressors.parse, "topk(width=3)", "ratio"),
+        (compressors.parse, "onebit(width=3)", "no parameters"),
+        (compressors.parse, "momentum(onebit, width=3)", "beta"),
+        (compressors.parse, "mixed(onebit, width=3)", "below"),
+        (compressors.parse, "warmup(onebit, width=3)", "steps, stages, start"),
+        (compressors.parse, "budget(width=3)", "wan_mbps, max_sync_s"),
+        (rules.parse, "asgd(width=3)", "learning_rate"),
+        (rules.parse, "krum(width=3)", "f"),
+        (rules.parse, "sketched(width=3) >> krum", "k"),
+        (rules.parse, "detox(width=3) >> krum", "r, vote, buckets, fixed, epsilon, q, full"),
+    ],
+)
+def test_who_takes_no_such_parameter_says_which_it_takes(
+    parse: Callable[[str], object], text: str, known: str
+) -> None:
+    name = text.partition("(")[0]
+    with pytest.raises(ValueError, match=rf"^`{name}` takes {known}\. Received: width=3$"):
+        parse(text)
+
+
 def test_the_page_names_every_rule_with_its_parameters() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs/rules.md").read_text(encoding="utf-8")
     missing = [name for name in rules.NAMES if f"| `{rules.parse(name).text}` |" not in page]

@@ -13,7 +13,7 @@ import pytest
 from tests.robust import oracle
 from tf_hips import robust
 from tf_hips.robust import selection
-from tf_hips.robust.aggregator import secret_order
+from tf_hips.robust.deciding import secret_order
 
 pytestmark = pytest.mark.heavy  # many chains of rules
 

@@ -9,7 +9,7 @@ from tests.robust import oracle
 from tf_hips import robust
 from tf_hips.errors import ToleranceError
 from tf_hips.robust import Adversary, attacks
-from tf_hips.robust.aggregator import secret_order
+from tf_hips.robust.deciding import secret_order
 from tf_hips.robust.detox import approach, groups, sampling_seed, vote_exact, vote_tolerant
 
 pytestmark = pytest.mark.heavy  # one known bug of a peer each, over many rows

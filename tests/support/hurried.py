@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tf_hips.ops import jit, loaded, registry
+from tf_hips.ops import loaded, registry
+from tf_hips.ops.specifications import CACHE
 
 # Set to anything: without it the compiler is the system's as it is.
 HURRY = "TEST_HURRY"
@@ -32,6 +33,6 @@ def cache_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module, names in ((loaded, ("_tables",)), (registry, ("_loaded", "_newest"))):
         for name in names:
             monkeypatch.setattr(module, name, {})
-    monkeypatch.setenv(jit.CACHE, str(folder / "cache"))
+    monkeypatch.setenv(CACHE, str(folder / "cache"))
     monkeypatch.setenv("CXX", str(compiler(folder)))
     monkeypatch.setenv(HURRY, "1")

@@ -31,15 +31,16 @@ import numpy as np
 import tensorflow as tf
 
 from tf_hips import log
-from tf_hips.callbacks import handover, optimizers, others, resuming, snapshot
+from tf_hips.callbacks import optimizers, others, resuming, snapshot
 from tf_hips.callbacks.changes import changes
+from tf_hips.callbacks.choosing import Choice
 from tf_hips.callbacks.folder import Backup, BackupFolder, damaged, read_json, sync
+from tf_hips.callbacks.handover import IS_OF_OTHERS, meta_of
 from tf_hips.callbacks.peers import Peers
 from tf_hips.callbacks.snapshot import Entry
 from tf_hips.callbacks.writing import Writing
 
 _FORMAT = 3
-_META = handover.META
 
 
 class BackupAndRestore(keras.callbacks.Callback):
@@ -130,7 +131,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._trainable = snapshot.trainable(self.model) if self.model.built else None
         resuming.begin_anew(self.model)
         self._probe()
-        backup = self._choose()
+        choice = Choice(self._peers, self._folder, self._check)
+        backup = choice.backup()
+        self._is_back = choice.is_back
         self._offer(self._newest)
         if backup is None:
             return
@@ -139,7 +142,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._resumed = backup
         self._next_epoch = backup.epoch
         if self._peers.strategy is not None:
-            resuming.go_on_counting(self.model, self._meta(backup)["data_offset"])
+            resuming.go_on_counting(self.model, meta_of(self._folder, backup)["data_offset"])
         resuming.go_on(self.model, backup.epoch, backup.step)
         self._outer_epoch = self.model._initial_epoch
         self.model._initial_epoch = backup.epoch
@@ -335,98 +338,9 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     # Restoring.
 
-    def _choose(self) -> Backup | None:
-        """The newest backup that all parties have; the same on all workers.
-
-        A party that comes back to a run that goes on takes up its own newest one.
-        """
-        listed = self._peers.on_first(
-            lambda: [[one.number, one.epoch, one.step] for one in self._folder.backups()]
-        )
-        backups = [Backup(*one) for one in listed]
-        if backups and self._take_place(backups[-1]):
-            return backups[-1]
-        fetched = self._fetch(backups[-1].number + 1 if backups else 1)
-        if fetched is not None:
-            return fetched
-        if self._peers.has_rounds:
-            return self._choose_by_round(backups)
-        everyone = self._peers.gather_from_all(
-            [[one.epoch, one.step] for one in backups], "backups of this run"
-        )
-        if not any(everyone):
-            return None
-        common = [
-            backup
-            for backup in backups
-            if all([backup.epoch, backup.step] in places for places in everyone)
-        ]
-        if not common:
-            told = "; ".join(f"worker {number}: {places}" for number, places in enumerate(everyone))
-            raise ValueError(
-                "All parties must have a backup of the same step. Received [epoch, step] of each: "
-                + told
-            )
-        return common[-1]
-
-    def _choose_by_round(self, backups: list[Backup]) -> Backup | None:
-        """The newest backup of the newest round that all parties have one of.
-
-        In a round of a loop parties train apart, and are rarely at the same step.
-        """
-        rounds = self._peers.on_first(
-            lambda: [(self._meta(one).get("place") or {}).get("round") for one in backups]
-        )
-        everyone = self._peers.gather_from_whole_run(rounds, "backups of this run")
-        if not any(everyone):
-            return None
-        common = set(rounds).intersection(*map(set, everyone)) - {None}
-        if not common:
-            told = "; ".join(f"worker {number}: {places}" for number, places in enumerate(everyone))
-            raise ValueError(
-                "All parties must have a backup of the same round; keep more of them. Received "
-                f"rounds of each: {told}"
-            )
-        return backups[max(place for place, one in enumerate(rounds) if one == max(common))]
-
-    def _take_place(self, backup: Backup) -> bool:
-        """Comes back to the run that `backup` is of, if it goes on; the same on all ranks."""
-        backups = self._peers.backups
-        if backups is None:
-            return False
-        place = self._peers.on_first(lambda: self._meta(backup).get("place"))
-        if not backups.can_come_back(place):
-            return False
-        # Restored where it was made: a rank that cannot do that says so before others rely on it.
-        self._peers.together(lambda: self._check(backup))
-        backups.come_back(place)
-        self._is_back = True
-        return True
-
-    def _fetch(self, number: int) -> Backup | None:
-        """Takes up another party's newest backup, if that is the way into a run that goes on."""
-        backups = self._peers.backups
-        if backups is None or not backups.is_lacking():
-            return None
-        log.warning(
-            "No backup here leads into the run that goes on. Another party's is fetched: what "
-            "encoding had dropped here is lost, so the run will not end bit for bit as without it."
-        )
-        fetched = self._peers.on_first(lambda: handover.fetch(self._folder, number, backups))
-        backup = Backup(*fetched)
-        try:
-            if not self._take_place(backup):
-                raise ValueError(
-                    "it is of another run or another `fit`, or its rounds are kept no more"
-                )
-        except ValueError as error:
-            raise ValueError(f"Another party's backup cannot be taken up here: {error}") from error
-        self._peers.on_first(lambda: backups.note(self._meta(backup)["place"]))
-        return backup
-
     def _check(self, backup: Backup) -> None:
         """Raises where `backup` is of another run."""
-        meta = self._meta(backup)
+        meta = meta_of(self._folder, backup)
         if meta["format"] != _FORMAT:
             raise ValueError(
                 f"A backup must have format {_FORMAT}. Received: format {meta['format']} in "
@@ -501,8 +415,8 @@ class BackupAndRestore(keras.callbacks.Callback):
                     "Behind a server this run goes on without what its compression had kept there: "
                     "not bit for bit."
                 )
-        meta = self._meta(backup)
-        if self._peers.strategy is not None and meta.get(handover.IS_OF_OTHERS):
+        meta = meta_of(self._folder, backup)
+        if self._peers.strategy is not None and meta.get(IS_OF_OTHERS):
             self._peers.strategy.state.take_from_others()
         shared, own = _parts(self._entries(meta, metrics=False), meta)
         self._peers.together(lambda: self._read(backup, shared, own))
@@ -540,7 +454,7 @@ class BackupAndRestore(keras.callbacks.Callback):
                 self.model._symbolic_build(data_batch=batch)
 
         def read() -> None:
-            meta = self._meta(backup)
+            meta = meta_of(self._folder, backup)
             self._read(backup, *_parts(self._entries(meta, metrics=True), meta))
 
         self._peers.together(read)
@@ -562,9 +476,6 @@ class BackupAndRestore(keras.callbacks.Callback):
             # Lists of gradients that are not there yet take their values when they come; where no
             # step is left they never do, which TensorFlow would warn of.
             tf.train.Checkpoint(state=state).read(str(path)).expect_partial()
-
-    def _meta(self, backup: Backup) -> dict[str, Any]:
-        return read_json(self._folder.place(backup) / _META)
 
 
 def _is_sane(logs: Any) -> bool:

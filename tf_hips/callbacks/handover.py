@@ -3,8 +3,9 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
-from tf_hips.callbacks.folder import Backup, BackupFolder, named
+from tf_hips.callbacks.folder import Backup, BackupFolder, named, read_json
 from tf_hips.callbacks.party import Backups
 from tf_hips.errors import ProtocolError
 from tf_hips.ps.transport.parcel import Intake
@@ -12,6 +13,11 @@ from tf_hips.ps.transport.parcel import Intake
 META = "meta.json"
 IS_OF_OTHERS = "is_of_others"
 """What a backup says that another party has made: residuals in it are not this one's."""
+
+
+def meta_of(folder: BackupFolder, backup: Backup) -> dict[str, Any]:
+    """What a backup says of itself."""
+    return read_json(folder.place(backup) / META)
 
 
 def fetch(folder: BackupFolder, number: int, backups: Backups) -> list[int]:

@@ -4,7 +4,7 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from tf_hips.cli import arguments
+from tf_hips.cli import arguments, votes
 from tf_hips.esync import RULES
 
 if TYPE_CHECKING:
@@ -26,17 +26,6 @@ def attack(text: str) -> str:
         return str(adversary.parse(text))
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def approach(text: str) -> str:
-    """One of DETOX's approaches."""
-    from tf_hips.robust import detox
-
-    try:
-        detox.approach(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    return text
 
 
 def rule(text: str) -> str:
@@ -73,38 +62,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="play N workers in this one process, so that liars know all gradients",
     )
-    group.add_argument(
-        "--approach",
-        type=approach,
-        metavar="baseline|maj_vote|detox",
-        help="no groups; groups that vote, and the mean of votes; groups, buckets and the rule "
-        "that --mode names (krum, coord-median, ...)",
-    )
-    group.add_argument(
-        "--group-size", type=arguments.count, metavar="R", help="workers of a group (5)"
-    )
-    group.add_argument(
-        "--bucket-size",
-        type=arguments.index,
-        metavar="B",
-        default=0,
-        help="how many means of votes the rule gets (default 0: the votes themselves)",
-    )
-    group.add_argument(
-        "--vote",
-        choices=("digest", "exact", "tolerant"),
-        help="of --approach: by SHA-256, by all bytes, or nearly equal, for machines that round "
-        "differently (default digest)",
-    )
-    group.add_argument(
-        "--fixed-groups",
-        type=arguments.switch,
-        nargs="?",
-        const=True,
-        default=False,
-        help="of --approach: neighbours are a group, and stay; else groups are drawn for each "
-        "round",
-    )
+    votes.add_groups(group, "workers", type=arguments.switch, nargs="?", const=True, default=False)
     group.add_argument(
         "--err-mode",
         type=attack,
@@ -166,7 +124,7 @@ def robust_of(options: argparse.Namespace) -> "Robust":
         approach=options.approach,
         aggregation=options.mode if options.mode in AGGREGATIONS else None,
         group_size=options.group_size,
-        bucket_size=options.bucket_size,
+        bucket_size=options.bucket_size or 0,
         err_mode=_attack_of(options),
         worker_fail=options.worker_fail,
         redraw=bool(options.redraw) and options.worker_fail != 0,

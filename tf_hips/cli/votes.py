@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options by which parties vote in groups, in the words of DETOX; together they are one rule."""
+"""Options by which parties or workers vote in groups, in the words of DETOX.
+
+A server and the workers of a run say them alike; of a server they are one rule, together.
+"""
 
 import argparse
+from typing import Any
 
 from tf_hips.cli import arguments
 
@@ -9,32 +13,38 @@ _DESTS = ("mode", "group_size", "worker_fail", "bucket_size", "vote", "fixed_gro
 _GROUP_SIZE = 5  # `robust.detox.GROUP_SIZE`, which is not imported for `--help`
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    """Declares the options."""
+def approach(text: str) -> str:
+    """One of DETOX's approaches."""
+    from tf_hips.robust import detox
+
+    try:
+        detox.approach(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
+def add_groups(parser: argparse._ActionsContainer, who: str, **flag: Any) -> None:
+    """Declares the options that all commands have which know groups.
+
+    Args:
+        parser: gets them.
+        who: are in the groups, for the help.
+        flag: how this command declares an option that is there or not.
+    """
     parser.add_argument(
         "--approach",
-        choices=("baseline", "maj_vote", "detox", "draco_lite", "draco-lite"),
-        help="instead of --rule: parties in groups compute the same gradient and vote, and the "
-        "votes go to --mode (docs/robustness.md); baseline: no groups",
-    )
-    parser.add_argument(
-        "--mode",
-        metavar="NAME",
-        help="of --approach: normal, coord-median, krum, multi-krum, bulyan, geometric_median, "
-        "sign-sgd, or any robust rule (default normal)",
+        type=approach,
+        metavar="baseline|maj_vote|detox",
+        help=f"instead of --rule: no groups; {who} in groups that compute the same gradient and "
+        "vote, and the mean of the votes; groups, buckets and the rule that --mode names "
+        "(docs/robustness.md)",
     )
     parser.add_argument(
         "--group-size",
         type=arguments.count,
         metavar="R",
-        help=f"of --approach: parties of a group (default {_GROUP_SIZE})",
-    )
-    parser.add_argument(
-        "--worker-fail",
-        type=arguments.index,
-        metavar="Q",
-        help="of --approach: how many parties may lie, by which --mode gets its f, 0: nobody "
-        "(default: as many as it bears); of maj_vote, whose groups must be of 2 Q + 1 or more",
+        help=f"of --approach: {who} of a group (default {_GROUP_SIZE})",
     )
     parser.add_argument(
         "--bucket-size",
@@ -51,9 +61,27 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--fixed-groups",
-        action="store_true",
-        help="of --approach: neighbours are a group, and stay; else the server draws groups for "
-        "each round, in secret",
+        **flag,
+        help="of --approach: neighbours are a group, and stay; else groups are drawn for each "
+        "round, by a server in secret",
+    )
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of a server."""
+    add_groups(parser, "parties", action="store_true")
+    parser.add_argument(
+        "--mode",
+        metavar="NAME",
+        help="of --approach: normal, coord-median, krum, multi-krum, bulyan, geometric_median, "
+        "sign-sgd, or any robust rule (default normal)",
+    )
+    parser.add_argument(
+        "--worker-fail",
+        type=arguments.index,
+        metavar="Q",
+        help="of --approach: how many parties may lie, by which --mode gets its f, 0: nobody "
+        "(default: as many as it bears); of maj_vote, whose groups must be of 2 Q + 1 or more",
     )
 
 
@@ -72,25 +100,23 @@ def rule_of(options: argparse.Namespace) -> str | None:
         return rule
     if options.rule is not None:
         raise arguments.UsageError("--approach names a rule, so it excludes --rule")
-    import dataclasses
-
     from tf_hips.ps import rules
     from tf_hips.robust import detox
 
-    for dest in ("group_size", "bucket_size", "vote", "fixed_groups"):
-        if options.approach == "baseline" and getattr(options, dest) not in (None, False):
+    is_baseline = options.approach == detox.BASELINE
+    for dest in detox.OF_GROUPS:
+        if is_baseline and getattr(options, dest) not in (None, False):
             raise arguments.UsageError(f"--approach baseline has no --{dest.replace('_', '-')}")
     try:
         chosen = detox.approach(
             options.approach,
             options.mode or "normal",
-            group_size=options.group_size or _GROUP_SIZE,
+            group_size=options.group_size,
             worker_fail=options.worker_fail,
-            bucket_size=options.bucket_size or 0,
+            bucket_size=options.bucket_size,
+            vote=options.vote,
             fixed=options.fixed_groups,
         )
-        if options.approach == "baseline":
-            return rules.resolve(chosen.then).text
-        return rules.resolve(dataclasses.replace(chosen, vote=options.vote or "digest")).text
+        return rules.resolve(chosen.then if is_baseline else chosen).text
     except ValueError as error:
         raise arguments.UsageError(f"--approach: {error}") from error

@@ -37,9 +37,9 @@ def environment(told: config.Run) -> dict[str, str]:
     """
     made = {_TEXT_VARIABLE: json.dumps(dataclasses.asdict(told)), config.ROLE_VARIABLE: "worker"}
     if told.compression is not None:
-        from tf_hips.ops import jit
+        from tf_hips.ops.specifications import carried
 
-        text = json.dumps(jit.carried(told.compression))
+        text = json.dumps(carried(told.compression))
         if len(text) > _MAX_CHARACTERS:
             raise ConfigError(
                 f"`compression` must be of specifications of at most {_MAX_CHARACTERS} characters "
@@ -54,9 +54,9 @@ def become(command: list[str]) -> None:
     text = os.environ.pop(_TEXT_VARIABLE)
     specifications = json.loads(os.environ.pop(_SPECIFICATIONS_VARIABLE, "{}"))
     if specifications:
-        from tf_hips.ops import jit
+        from tf_hips.ops.specifications import keep
 
-        jit.keep(specifications)
+        keep(specifications)
     end_with_output()
     descriptor = os.memfd_create("tf-hips-config", 0)
     os.write(descriptor, text.encode())  # JSON is YAML

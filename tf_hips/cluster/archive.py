@@ -93,13 +93,14 @@ def specifications(cluster: Cluster, server: ServerSite) -> list[Entry]:
     Raises:
         SpecificationError: one of them is not there.
     """
-    from tf_hips.ops import compressor, jit
+    from tf_hips.ops import compressor
+    from tf_hips.ops.specifications import files as files_of
 
     base = Path(cluster.script).parent
     told = layout.server_options(cluster, server, layout.on_machine(cluster, server))
     texts = [told[key] for key in COMPRESSIONS if told.get(key) is not None]
     named = {file for text in texts if (file := compressor.file_of(text)) is not None}
-    files = {path for file in named for path in jit.files(base / file)}
+    files = {path for file in named for path in files_of(base / file)}
     return [Entry(path.relative_to(base).as_posix(), path) for path in sorted(files)]
 
 

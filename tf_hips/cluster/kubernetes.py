@@ -30,7 +30,7 @@ from tf_hips.cluster.description import (
 )
 from tf_hips.cluster.layout import Place
 from tf_hips.errors import ConfigError
-from tf_hips.ops import jit
+from tf_hips.ops.specifications import CACHE
 
 _IDENTITY = PurePosixPath("/etc/tf_hips/identity")
 _CONFIG = PurePosixPath("/etc/tf_hips/config")
@@ -225,7 +225,7 @@ def _sum(config: dict[str, Any]) -> str:
 
 
 def _cache() -> dict[str, str]:
-    return {"name": jit.CACHE, "value": str(_DATA / layout.CACHE)}
+    return {"name": CACHE, "value": str(_DATA / layout.CACHE)}
 
 
 def _party(cluster: Cluster, party: PartySite) -> dict[str, Any]:

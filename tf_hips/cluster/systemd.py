@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 
 from tf_hips.cluster import archive, layout
 from tf_hips.cluster.description import PATHS, Cluster, PartySite, Role, ServerSite
-from tf_hips.ops import jit
+from tf_hips.ops.specifications import CACHE
 
 _FIRST_FREE_PORT = 1024
 # Words that need no quotes; a unit knows `%` and `$` beside quotes and backslashes.
@@ -60,7 +60,7 @@ def _server(cluster: Cluster, server: ServerSite) -> str:
     )
     # What it compiles must lie where it may write.
     is_compiling = bool(archive.specifications(cluster, server))
-    cache = f"Environment={jit.CACHE}={home / layout.CACHE}\n" if is_compiling else ""
+    cache = f"Environment={CACHE}={home / layout.CACHE}\n" if is_compiling else ""
     return f"""\
 # Written by `tf-hips deploy`.
 [Unit]

@@ -22,7 +22,7 @@ from tf_hips.comm.planner import DEFAULT_CANDIDATES, make_plan
 from tf_hips.comm.profile import Profile
 from tf_hips.errors import ConfigError
 from tf_hips.ops.compressor import check_makes_packets, parse
-from tf_hips.ops.jit import cache_folder
+from tf_hips.ops.specifications import cache_folder
 
 BUDGET_S = 3.0
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops.compressor import Compressor
-from tf_hips.ops.registry import Parameter
+from tf_hips.ops.registry import Parameter, checked
 
 BUDGET = "budget"
 
@@ -53,17 +53,10 @@ class Budget(Compressor):
             TypeError: one is no number.
             ValueError: one is missing, unknown or out of range.
         """
-        given = dict(self.params)
-        known = {parameter.name: parameter for parameter in PARAMETERS}
-        for name in given:
-            if name not in known:
-                raise ValueError(
-                    f"`{BUDGET}` takes {', '.join(known)}. Received: {name}={given[name]!r}"
-                )
+        values = checked(BUDGET, PARAMETERS, dict(self.params))
         if self.inner is not None:
             raise ValueError(f"`{BUDGET}` wraps nothing. Received: {self.inner.text}")
-        params = tuple((name, one.checked(given.get(name))) for name, one in known.items())
-        object.__setattr__(self, "params", params)
+        object.__setattr__(self, "params", tuple(values.items()))
 
     @property
     def is_budget(self) -> bool:

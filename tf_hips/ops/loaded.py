@@ -9,14 +9,13 @@ Nothing is ever unloaded: tables are used from C and by TensorFlow's kernels.
 """
 
 import ctypes
-import hashlib
 import re
-import struct
 import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from compll.backends import toolchain
 from tf_hips import errors
 from tf_hips.ops import library, registry
 
@@ -27,12 +26,6 @@ _lock = threading.Lock()
 _tables: dict[str, int] = {}
 # Device and inode of the file that was opened first under a path.
 _opened: dict[str, tuple[int, int]] = {}
-# The start of an ELF file of 64 bits, little-endian. Of its header: where the table of its segments
-# lies, the size of an entry, and their number. Of an entry: where a segment lies, and its bytes.
-_ELF = b"\x7fELF\x02\x01"
-_HEADER = struct.Struct("<32xQ14xHH6x")
-_SEGMENT = struct.Struct("<8xQ16xQ16x")
-
 
 _NOT_PROVIDED = 5  # TF_HIPS_NOT_PROVIDED of cc/runtime/codec.h
 
@@ -71,11 +64,6 @@ class _Table(ctypes.Structure):
     )
 
 
-def full_name(stem: str, specification: bytes) -> str:
-    """The name of the codec of a specification, `my@0123456789abcdef`."""
-    return f"{stem}@{hashlib.sha256(specification).hexdigest()[:16]}"
-
-
 def table(name: str) -> int | None:
     """Address of the table of a loaded codec; None if there is none of that name."""
     return _tables.get(name)
@@ -111,7 +99,7 @@ def identity(path: Path) -> tuple[ctypes.CDLL, str]:
         LibraryError: it does not load, or is not a codec that CompLL built for this version.
     """
     try:
-        _check_whole(path)
+        toolchain.check_whole(path)
         cdll = _open(path)
         text = ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(cdll, "tf_hips_codec_id")))
     except (OSError, ValueError) as error:
@@ -123,34 +111,6 @@ def identity(path: Path) -> tuple[ctypes.CDLL, str]:
     if NAME.fullmatch(name) is None:
         raise errors.LibraryError(f"{path} must name its codec. Received: {name!r}")
     return cdll, name
-
-
-def is_whole(path: Path) -> bool:
-    """Whether a file is a library that was not cut off."""
-    try:
-        _check_whole(path)
-        with path.open("rb") as file:
-            return file.read(len(_ELF)) == _ELF
-    except OSError:
-        return False
-
-
-def _check_whole(path: Path) -> None:
-    """Raises OSError where a library was cut off: to load it would end the process (SIGBUS)."""
-    with path.open("rb") as file:
-        size = path.stat().st_size
-        head = file.read(_HEADER.size)
-        if len(head) < _HEADER.size or not head.startswith(_ELF):
-            return  # the system's loader refuses it
-        begin, each, number = _HEADER.unpack(head)
-        if each != _SEGMENT.size:
-            return  # so it does with this
-        file.seek(begin)
-        table = file.read(each * number)
-    segments = _SEGMENT.iter_unpack(table[: len(table) // each * each])
-    wanted = max([begin + each * number, *(offset + held for offset, held in segments)])
-    if size < wanted:
-        raise OSError(f"{size} bytes of at least {wanted}: it was cut off")
 
 
 def _open(path: Path) -> ctypes.CDLL:

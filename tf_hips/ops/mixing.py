@@ -16,7 +16,7 @@ import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from tf_hips.ops import jit
+from tf_hips.ops import jit, registry
 from tf_hips.ops.registry import Parameter
 
 if TYPE_CHECKING:
@@ -37,15 +37,10 @@ def checked(
         TypeError: a value is not a number of the right kind.
         ValueError: a parameter is unknown, or its value out of range, or `inner` makes no packets.
     """
-    known = {parameter.name: parameter for parameter in PARAMETERS}
-    for name in given:
-        if name not in known:
-            raise ValueError(
-                f"`{MIXED}` takes {', '.join(known)}. Received: {name}={given[name]!r}"
-            )
+    values = registry.checked(MIXED, PARAMETERS, given)
     if not inner.makes_packets:
         raise ValueError(f"`{MIXED}` must wrap what makes packets. Received: {inner.text}")
-    return (("below", known["below"].checked(given.get("below"))),)
+    return tuple(values.items())
 
 
 def shown(params: Mapping[str, int | float]) -> str:

@@ -11,7 +11,7 @@ import dataclasses
 import difflib
 import numbers
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 YES_OR_NO = (("False", 0), ("True", 1))
 """Words of a `Parameter` that is a truth value."""
@@ -102,6 +102,43 @@ class Parameter:
         return f"{value:.9g}"
 
 
+def check_names(owner: str, parameters: Iterable[Parameter], given: Mapping[str, object]) -> None:
+    """Looks whether all values are of parameters that there are.
+
+    Args:
+        owner: what takes them, for the message.
+        parameters: those that it takes.
+        given: values by name.
+
+    Raises:
+        ValueError: one is not.
+    """
+    known = [parameter.name for parameter in parameters]
+    for name, value in given.items():
+        if name not in known:
+            raise ValueError(
+                f"`{owner}` takes {_names(known) or 'no parameters'}. Received: {name}={value!r}"
+            )
+
+
+def checked(
+    owner: str, parameters: Collection[Parameter], given: Mapping[str, object]
+) -> dict[str, int | float]:
+    """The values of all parameters by name, in their order, with defaults filled in.
+
+    Args:
+        owner: what takes them, for messages.
+        parameters: those that it takes.
+        given: values by name.
+
+    Raises:
+        TypeError: a value is not a number of the right kind.
+        ValueError: a parameter is unknown or missing, or its value out of range.
+    """
+    check_names(owner, parameters, given)
+    return {one.name: one.checked(given.get(one.name, one.default)) for one in parameters}
+
+
 def _as_float32(value: int | float) -> int | float:
     """The nearest float32; what is too large for one, as it is."""
     try:
@@ -157,14 +194,7 @@ class Algorithm:
             TypeError: a value is not a number of the right kind.
             ValueError: a parameter is unknown, or its value out of range.
         """
-        known = {parameter.name: parameter for parameter in self.parameters}
-        for name in values:
-            if name not in known:
-                raise ValueError(
-                    f"`{self.name}` takes {_names(known) or 'no parameters'}. "
-                    f"Received: {name}={values[name]!r}"
-                )
-        return tuple((name, p.checked(values.get(name, p.default))) for name, p in known.items())
+        return tuple(checked(self.name, self.parameters, values).items())
 
 
 def _threshold(name: str) -> Parameter:

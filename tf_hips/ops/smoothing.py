@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from tf_hips.ops import registry
 from tf_hips.ops.registry import Parameter
 
 if TYPE_CHECKING:
@@ -48,12 +49,7 @@ def checked(
         TypeError: a value is not a number of the right kind.
         ValueError: a parameter is unknown, or its value out of range, or `inner` is none to wrap.
     """
-    known = {parameter.name: parameter for parameter in PARAMETERS}
-    for name in given:
-        if name not in known:
-            raise ValueError(
-                f"`{MOMENTUM}` takes {', '.join(known)}. Received: {name}={given[name]!r}"
-            )
+    values = registry.checked(MOMENTUM, PARAMETERS, given)
     if inner is None or inner.name == MOMENTUM:
         raise ValueError(
             f"`{MOMENTUM}` must wrap one compressor without momentum. "
@@ -74,7 +70,7 @@ def checked(
             f"`{MOMENTUM}` must wrap a codec without state, with error feedback or without: one "
             f"with state has a momentum of its own, or may have. Received: {inner.text}"
         )
-    return (("beta", known["beta"].checked(given.get("beta", known["beta"].default))),)
+    return tuple(values.items())
 
 
 def shown(params: Mapping[str, int | float]) -> str:

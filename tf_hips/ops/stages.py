@@ -22,7 +22,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
-from tf_hips.ops import jit
+from tf_hips.ops import jit, registry
 from tf_hips.ops.registry import Parameter
 
 if TYPE_CHECKING:
@@ -52,17 +52,10 @@ def checked(
         TypeError: a value is not a number of the right kind.
         ValueError: a parameter is unknown, or its value out of range for `inner`.
     """
-    known = {parameter.name: parameter for parameter in PARAMETERS}
-    for name in given:
-        if name not in known:
-            raise ValueError(
-                f"`{WARMUP}` takes {', '.join(known)}. Received: {name}={given[name]!r}"
-            )
-    steps = known["steps"].checked(given.get("steps"))
+    steps, stages, start = registry.checked(WARMUP, PARAMETERS, given).values()
     share = _share(inner.codec)
-    fewest = 1 if share is None else min(4, int(steps))
-    stages = known["stages"].checked(given.get("stages", fewest))
-    start = known["start"].checked(given.get("start", 1.0))
+    if "stages" not in given:
+        stages = 1 if share is None else min(stages, steps)
     if stages > steps:
         raise ValueError(f"`stages` must be at most `steps`, {steps}. Received: stages={stages}")
     if share is None:

@@ -5,6 +5,7 @@
     rows         which rows are refused: NaN, infinities, absurd norms
     points       squared distances, and means of points that are known by them only
     selection    rules that look at distances
+    deciding     what each step makes of points, and the rule at the end of them
     aggregator   Aggregator: `robust.nnm(f=2) >> robust.trimmed_mean(f=2)`, called with rows
     sketches     rules on distances for rows at several places, of which sketches travel
     votes        majorities of signs on packets of onebit

@@ -13,8 +13,6 @@ number of threads or shards. What is drawn comes from (seed, step).
 """
 
 import dataclasses
-import hashlib
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,7 +21,7 @@ from tf_hips.errors import NonFiniteError, ToleranceError
 from tf_hips.ops import native_robust
 from tf_hips.ops.native import Floats
 from tf_hips.ops.native_robust import CoordinateRule, Doubles
-from tf_hips.robust import selection
+from tf_hips.robust import deciding
 from tf_hips.robust.points import Points, only, points
 from tf_hips.robust.rows import Limits, Rejected, Rows, as_rows, refused, totals
 from tf_hips.robust.value import (
@@ -37,12 +35,6 @@ from tf_hips.robust.value import (
 )
 
 _MAX_REFERENCE = 1e18
-_COORDINATE = {
-    "median": CoordinateRule.MEDIAN,
-    "trimmed_mean": CoordinateRule.TRIMMED,
-    "meamed": CoordinateRule.NEAREST,
-    "majority": CoordinateRule.MAJORITY,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +156,7 @@ class Aggregator:
         """
         f = self._budgets(n, (), missing, of)[-1]
         if self.rule.name == "multi_krum":
-            _count_of(self.rule, self._counts(n)[-1], f)
+            deciding.count_of(self.rule, self._counts(n)[-1], f)
         return f
 
     def budgets(self, n: int) -> tuple[int, ...]:
@@ -330,8 +322,8 @@ class Aggregator:
         mine = Points(np.eye(len(where), len(where) + 1), all_points.squared)
         num_rows = len(accepted)
         for one, f in zip(self.steps[:-1], budgets[:-1], strict=True):
-            mine, num_rows = _before(one, f, mine, num_rows, seed, step)
-        coordinate, weights, chosen = _rule(self.rule, budgets[-1], mine, num_rows)
+            mine, num_rows = deciding.before(one, f, mine, num_rows, seed, step)
+        coordinate, weights, chosen = deciding.of_rule(self.rule, budgets[-1], mine, num_rows)
         selected = None
         if chosen is not None:
             made_of = np.abs(mine.weights[chosen][:, : len(accepted)]).sum(axis=0)
@@ -385,14 +377,16 @@ class Aggregator:
         # with the rules that look at distances: so it is judged when they are known.
         said = self.rule.most(len(rows) + missing) if self.rule.f == AUTO else int(self.rule["f"])
         first = min(max(said - missing, 0), (len(rows) - 1) // 2)
-        rule = _COORDINATE[self.rule.name]
-        vector, squares = native_robust.coordinate(rows, rule, _drop(rule, first), None, out)
+        rule = deciding.COORDINATE[self.rule.name]
+        vector, squares = native_robust.coordinate(
+            rows, rule, deciding.drop_of(rule, first), None, out
+        )
         rejected = refused(rows, totals(squares), limits)
         accepted = _accepted(len(rows), rejected)
         f = self._budgets(len(accepted), rejected, missing, of)[0]
         if rejected:
             kept = [rows[i] for i in accepted]
-            vector, _ = native_robust.coordinate(kept, rule, _drop(rule, f), None, out)
+            vector, _ = native_robust.coordinate(kept, rule, deciding.drop_of(rule, f), None, out)
         return Aggregation(vector, accepted, rejected, f, None)
 
     def _reference(self, reference: Floats | None, rows: list[Floats]) -> list[Floats]:
@@ -486,110 +480,12 @@ def make_pre(name: str, **params: int | float | str) -> PreAggregator:
     return PreAggregator((make_step(name, **params),))
 
 
-def secret_order(count: int, seed: int, step: int, purpose: str) -> list[int]:
-    """The numbers 0 .. count - 1 in an order that only who has the seed can foresee."""
-    keys = [
-        hashlib.sha256(f"{seed}/{purpose}/{step}/{number}".encode()).digest()
-        for number in range(count)
-    ]
-    return sorted(range(count), key=lambda number: keys[number])
-
-
 def _accepted(n: int, rejected: Sequence[Rejected]) -> tuple[int, ...]:
     bad = {one.row for one in rejected}
     return tuple(row for row in range(n) if row not in bad)
-
-
-def _drop(rule: CoordinateRule, f: int) -> int:
-    return f if rule in (CoordinateRule.TRIMMED, CoordinateRule.NEAREST) else 0
 
 
 def _picks(weights: Floats) -> bool:
     """Whether weighted sums are the rows themselves."""
     is_square = weights.shape[0] == weights.shape[1]
     return is_square and bool((weights == np.eye(len(weights), dtype=np.float32)).all())
-
-
-def _before(
-    step: Step, f: int, mine: Points, num_rows: int, seed: int, number: int
-) -> tuple[Points, int]:
-    """What a pre-aggregator makes of the rows; a reference behind them stays as it is."""
-    rows = only(mine, list(range(num_rows)))
-    limit = math.inf
-    match step.name:
-        case "nnm":
-            mixing = selection.nearest_mixing(rows.apart, f)
-        case "bucketing":
-            order = secret_order(num_rows, seed, number, "robust/bucketing")
-            mixing = selection.buckets(order, int(step["s"]))
-        case "clip":
-            limit = float(step["c"]) ** 2 * float(np.sort(rows.squares)[(num_rows - 1) // 2])
-            mixing = selection.shrinking(rows.squares, limit)
-        case _:
-            limit = selection.arc_limit(rows.squares, f)
-            mixing = selection.shrinking(rows.squares, limit)
-    references = mine.count - num_rows
-    full = np.zeros((len(mixing) + references, mine.count + 1))
-    full[: len(mixing), :num_rows] = mixing[:, :-1]
-    full[: len(mixing), -1] = mixing[:, -1]
-    for reference in range(references):
-        full[len(mixing) + reference, num_rows + reference] = 1.0
-    mixed = mine.mixed(full)
-    if limit < math.inf:
-        is_long = np.zeros(mixed.count, bool)
-        is_long[:num_rows] = rows.squares > limit
-        mixed = mixed.no_longer(limit, is_long)
-    return mixed, len(mixing)
-
-
-def _rule(
-    step: Step, f: int, mine: Points, num_rows: int
-) -> tuple[tuple[CoordinateRule, int] | None, Doubles, list[int] | None]:
-    """What becomes of coordinates, of which means of the points, and which points are in them."""
-    n = num_rows
-    apart = mine.apart[:n, :n]
-    chosen: list[int] | None = None
-    coordinate: tuple[CoordinateRule, int] | None = None
-    match step.name:
-        case "mean":
-            weights = selection.uniform(list(range(n)), n)
-        case "median" | "trimmed_mean" | "meamed" | "majority":
-            rule = _COORDINATE[step.name]
-            coordinate = rule, _drop(rule, f)
-        case "krum" | "multi_krum":
-            chosen = sorted(selection.krum(apart, f)[: _count_of(step, n, f)])
-        case "bulyan" if step["compat"]:
-            chosen = sorted(selection.krum(apart, f)[: n - f - 2])
-            coordinate = CoordinateRule.TRIMMED, f
-        case "bulyan":
-            chosen = selection.bulyan(apart, f)
-            coordinate = CoordinateRule.NEAREST, 2 * f
-        case "mda":
-            chosen = selection.mda(apart, f)
-        case "cge":
-            chosen = selection.best(mine.norms[:n], n - f)
-        case "geometric_median":
-            weights = selection.geometric_median(apart, float(step["nu"]))
-        case _:  # centred_clipping
-            tau, iterations = float(step["tau"]), int(step["iterations"])
-            all_weights = selection.centred_clipping(mine.apart, n, tau, iterations)
-            return None, np.append(all_weights, 0.0)[None][:, : mine.count], None
-    if coordinate is not None:
-        weights_of = np.eye(mine.count)[list(range(n)) if chosen is None else chosen]
-        return coordinate, weights_of, chosen
-    if chosen is not None:
-        weights = selection.uniform(chosen, n)
-    full = np.zeros((1, mine.count))
-    full[0, :n] = weights
-    return None, full, chosen
-
-
-def _count_of(step: Step, n: int, f: int) -> int:
-    """How many of n rows Krum or multi-Krum takes."""
-    most = n - f - 2
-    count = 1 if step.name == "krum" else int(step["m"]) if step["m"] != AUTO else most
-    if not 1 <= count <= most:
-        raise ToleranceError(
-            f"{step.name} needs 1 <= m <= n - f - 2. Received: m={count}, n={n}, f={f}"
-        )
-    return count

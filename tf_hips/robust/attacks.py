@@ -19,8 +19,9 @@ from tf_hips.ops.compressor import Compressor, packet_sizes
 from tf_hips.ops.native import PREFIX_BYTES, Bytes, Floats, derive_seed
 from tf_hips.ops.native_robust import Doubles
 from tf_hips.robust import attack_params, attack_search
-from tf_hips.robust.aggregator import parse, secret_order
+from tf_hips.robust.aggregator import parse
 from tf_hips.robust.attack_params import Z_FORMULAE
+from tf_hips.robust.deciding import secret_order
 from tf_hips.robust.detox import groups
 from tf_hips.robust.rows import Rows, as_rows
 

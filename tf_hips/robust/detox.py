@@ -34,7 +34,8 @@ from tf_hips.ops.compressor import Compressor
 from tf_hips.ops.native import Floats, derive_seed
 from tf_hips.ops.registry import Parameter
 from tf_hips.robust import rules
-from tf_hips.robust.aggregator import Aggregation, Aggregator, parse, secret_order
+from tf_hips.robust.aggregator import Aggregation, Aggregator, parse
+from tf_hips.robust.deciding import secret_order
 from tf_hips.robust.rows import Limits, Rows, as_rows
 from tf_hips.robust.value import Step
 
@@ -42,7 +43,9 @@ NAME = "detox"
 VOTES = DIGEST, EXACT, TOLERANT = ("digest", "exact", "tolerant")
 EPSILON = Parameter("epsilon", 1e-4, 1e-7, 0.5)
 GROUP_SIZE = 5  # of the authors' code
-APPROACHES = ("baseline", "maj_vote", "detox")
+APPROACHES = BASELINE, MAJ_VOTE, _DETOX = ("baseline", "maj_vote", "detox")
+OF_GROUPS = ("group_size", "bucket_size", "vote", "fixed_groups")
+"""Options of a command that mean nothing without groups."""
 _APPROACH_ALIASES = {"draco_lite": "detox", "draco-lite": "detox", "maj-vote": "maj_vote"}
 
 
@@ -438,25 +441,27 @@ def approach(
     name: str,
     mode: str = "normal",
     *,
-    group_size: int = GROUP_SIZE,
+    group_size: int | None = None,
     worker_fail: int | None = None,
-    bucket_size: int = 0,
+    bucket_size: int | None = None,
+    vote: str | None = None,
     fixed: bool = False,
     compat: bool = False,
 ) -> Detox:
-    """The options of the authors' code: `--approach`, `--mode`, `--group-size`, ...
+    """The options of the authors' code, `--approach`, `--mode`, `--group-size`, ..., and ours.
 
     Args:
         name: "baseline": no groups; "maj_vote": groups, and the mean of their votes; "detox" (also
             "draco_lite", "draco-lite"): groups, buckets, and a rule.
         mode: "normal" or any text of `parse`, their spellings ("coord-median", "sign-sgd")
             included; of "maj_vote" also "maj_vote".
-        group_size: r.
+        group_size: r; None: GROUP_SIZE.
         worker_fail: how many of all workers lie; f="auto" in the mode is then how many groups they
             can spoil at worst (`spoilt_groups`), without groups how many they are. The mean of
             "maj_vote" bears no spoilt group, so groups must be DRACO's, of 2 worker_fail + 1 or
             more; a smaller last one has fewer to outvote. None: the rule bears as many as it can.
-        bucket_size: how many buckets at most; 0: none.
+        bucket_size: how many buckets at most; 0 or None: none.
+        vote: how groups vote, one of VOTES; None: by digest.
         fixed: whether groups are neighbours, and stay.
         compat: fixed groups, and their form of Bulyan.
 
@@ -469,12 +474,14 @@ def approach(
     if chosen not in APPROACHES:
         known = ", ".join((*APPROACHES, *_APPROACH_ALIASES))
         raise ValueError(f"`approach` must be one of {known}. Received: {name!r}")
-    if chosen != "detox" and bucket_size:
+    if chosen != _DETOX and bucket_size:
         raise ValueError(
             f"buckets are of the approach detox. Received: bucket_size={bucket_size} with {name}"
         )
+    group_size = GROUP_SIZE if group_size is None else group_size
+    vote = DIGEST if vote is None else vote
     fixed = fixed or compat
-    if chosen == "maj_vote":
+    if chosen == MAJ_VOTE:
         if mode not in ("normal", "maj_vote"):
             raise ValueError(f"maj_vote takes the mean of the votes. Received: mode={mode!r}")
         if worker_fail is not None and group_size < 2 * worker_fail + 1:
@@ -483,7 +490,7 @@ def approach(
                 f"must be at least 2 worker_fail + 1. Received: group_size={group_size}, "
                 f"worker_fail={worker_fail}"
             )
-        return Detox(group_size, rules.mean(), fixed=fixed)
+        return Detox(group_size, rules.mean(), vote, fixed=fixed)
     then = parse(mode)
     if worker_fail is not None and not then.is_auto:
         raise ValueError(
@@ -493,12 +500,12 @@ def approach(
     if compat and then.rule.name == "bulyan":
         theirs = tuple((dict(then.rule.params) | {"compat": 1}).items())
         then = Aggregator((*then.steps[:-1], Step("bulyan", theirs)))
-    if chosen == "baseline":
+    if chosen == BASELINE:
         try:
             return Detox(1, then if worker_fail is None else then.bearing(worker_fail))
         except ValueError as error:
             raise ValueError(f"{then} cannot bear f={worker_fail}: {error}") from error
-    return Detox(group_size, then, buckets=bucket_size, fixed=fixed, q=worker_fail)
+    return Detox(group_size, then, vote, bucket_size or 0, fixed, q=worker_fail)
 
 
 def check_compressor(detox: Detox, compressor: Compressor) -> None:

@@ -43,7 +43,7 @@ from tf_hips.ops import call_text, native_robust
 from tf_hips.ops.compressor import CHUNK
 from tf_hips.ops.native import Floats
 from tf_hips.ops.native_robust import Doubles
-from tf_hips.ops.registry import Parameter
+from tf_hips.ops.registry import Parameter, checked
 from tf_hips.robust.aggregator import Aggregation, Aggregator, Decision, Measures
 from tf_hips.robust.rows import Limits, Rejected, Rows, as_rows, totals
 from tf_hips.robust.value import needs_pairs
@@ -88,8 +88,7 @@ class Sketched:
                 f"Received: k={self.k!r}"
             )
         if looks:
-            checked = int(_K.checked(_K.default if self.k is None else self.k))
-            object.__setattr__(self, "k", checked)
+            object.__setattr__(self, "k", int(_K.checked(_K.default if self.k is None else self.k)))
         else:
             object.__setattr__(self, "k", 0)
 
@@ -300,11 +299,9 @@ def split(text: str) -> tuple[int | None, str] | None:
             f"{text[:320]!r}"
         )
     given = call_text.values(NAME, {_K.name: _K}, (match.group(1) or "").strip(), text)
-    for name in given:
-        if name != _K.name:
-            raise ValueError(f"`{NAME}` takes {_K.name}. Received: {name}")
     try:
-        return (int(_K.checked(given[_K.name])) if given else None), rest
+        values = checked(NAME, (_K,), given)
+        return (int(values[_K.name]) if given else None), rest
     except TypeError as error:
         raise ValueError(str(error)) from error
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from tf_hips.ops import call_text
 from tf_hips.ops.native_robust import MAX_ROWS
-from tf_hips.ops.registry import YES_OR_NO, Parameter
+from tf_hips.ops.registry import YES_OR_NO, Parameter, checked
 from tf_hips.robust.selection import MAX_MDA
 
 AUTO = -(1 << 31)
@@ -112,17 +112,8 @@ class Step:
 
     def __post_init__(self) -> None:
         kind = _kind(self.name)
-        known = {parameter.name: parameter for parameter in kind.parameters}
-        given = dict(self.params)
-        for name in given:
-            if name not in known:
-                takes = ", ".join(known) or "no parameters"
-                raise ValueError(f"`{self.name}` takes {takes}. Received: {name}={given[name]!r}")
-        values = tuple(
-            (name, parameter.checked(given.get(name, parameter.default)))
-            for name, parameter in known.items()
-        )
-        object.__setattr__(self, "params", values)
+        values = checked(self.name, kind.parameters, dict(self.params))
+        object.__setattr__(self, "params", tuple(values.items()))
 
     @property
     def kind(self) -> Kind:

@@ -15,10 +15,8 @@ from tf_hips.ps.rules.votes import split as split_votes
 from tf_hips.robust import detox
 from tf_hips.robust import parse as parse_robust
 from tf_hips.robust.adversary import LABEL_FLIP, Adversary, parse
-from tf_hips.robust.detox import GROUP_SIZE, Detox
+from tf_hips.robust.detox import BASELINE, MAJ_VOTE, OF_GROUPS, Detox
 
-VOTE = "digest"
-"""How groups vote, unless something else is asked for: as those of a server."""
 # In which what a worker sends can be a lie.
 _MODES = ("sync", "async", "dcasgd", "fedavg", "esync", "hfa", "diloco", "simulated")
 _IN_EVERY_STEP = ("sync", "async", "dcasgd")
@@ -81,8 +79,8 @@ class Robust:
                 f"rule={self.rule}, approach={self.approach}, mode={self.aggregation}"
             )
         chosen = self.detox()
-        is_grouped = self._approach != "baseline" and chosen is not None
-        for name in ("group_size", "bucket_size", "vote", "fixed_groups"):
+        is_grouped = self._approach != BASELINE and chosen is not None
+        for name in OF_GROUPS:
             if getattr(self, name) and not is_grouped:
                 raise ConfigError(
                     f"`{name}` is for `approach` maj_vote and detox. Received: "
@@ -105,7 +103,7 @@ class Robust:
 
     @property
     def _approach(self) -> str:
-        return self.approach or ("maj_vote" if self.aggregation == "maj_vote" else "baseline")
+        return self.approach or (MAJ_VOTE if self.aggregation == MAJ_VOTE else BASELINE)
 
     def _group_size(self, chosen: Detox | None) -> int:
         """How many workers have the same rows, whoever groups them; 1: each has its own."""
@@ -154,18 +152,17 @@ class Robust:
                 return None
             # A study may have more liars than a rule bears that says for itself how many.
             mode = self.aggregation or "normal"
-            is_budget = self._approach != "maj_vote" and parse_robust(mode).is_auto
-            chosen = detox.approach(
+            is_budget = self._approach != MAJ_VOTE and parse_robust(mode).is_auto
+            # Of the baseline groups of one: nothing else has none.
+            return detox.approach(
                 self._approach,
                 mode,
-                group_size=self.group_size or GROUP_SIZE,
+                group_size=self.group_size,
                 worker_fail=self.worker_fail if is_budget else None,
                 bucket_size=self.bucket_size,
+                vote=self.vote,
                 fixed=self.fixed_groups,
             )
-            if self._approach == "baseline":
-                return chosen  # groups of one are groups, too: nothing else has none
-            return dataclasses.replace(chosen, vote=self.vote or VOTE)
         except ValueError as error:
             raise ConfigError(str(error)) from error
 
@@ -175,7 +172,7 @@ def server_rule(told: Robust) -> str | None:
     chosen = None if told.rule is not None else told.detox()
     if chosen is None:
         return told.rule
-    if told._approach == "baseline":
+    if told._approach == BASELINE:
         return chosen.then.text
     return rules.resolve(chosen).text  # groups of one, too: they have `q` and buckets
 

@@ -17,7 +17,8 @@ import compll
 from benchmarks.gpu.binding import ADD, FINE, RESIDUAL, SET, Key, table
 from compll import packet
 from compll.backends import cuda
-from compll.backends.toolchain import cache_folder, compiler, include_folder
+from compll.backends.cache import BUILT
+from compll.backends.toolchain import compiler, include_folder
 from compll.passes import optimise
 
 Floats = npt.NDArray[np.float32]
@@ -39,7 +40,7 @@ def make(command: list[str], source: str, name: str, *more: Path) -> Path:
     digest = hashlib.sha256("\0".join([*command, str(root), source]).encode())
     for file in sorted([*headers, FOLDER / "cuda_runtime.h"]):
         digest.update(file.read_bytes())
-    made = cache_folder() / f"emulated-{name}-{digest.hexdigest()[:24]}.so"
+    made = BUILT.folder / f"emulated-{name}-{digest.hexdigest()[:24]}.so"
     if not made.is_file():
         made.parent.mkdir(parents=True, exist_ok=True)
         aside = made.with_suffix(f".{os.getpid()}.new")  # two workers may need it at once

@@ -5,6 +5,7 @@
     link           the connection: made, lost, made again, watched and measured
     views          one round as a party sees it: packets up, and room for those down
     passage        what travels, wherever it comes from and goes to
+    exchange       the packets of one round, up to one server and back
     transfers      what moves beside rounds: first weights, payloads of gathers
     welcome        what a server answers a child that has joined
     shards         connections to several global servers that share one model

@@ -14,8 +14,6 @@ A client is used by one thread at a time; `leave` and `close` may come from anot
 call in progress.
 """
 
-import contextlib
-import functools
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -28,16 +26,9 @@ from tf_hips import log
 from tf_hips.config import Uplink
 from tf_hips.errors import ConfigError, PeerError, ProtocolError, TfHipsError
 from tf_hips.ps.client.backups import Backups, Give
-from tf_hips.ps.client.link import Link, Patience, detail
-from tf_hips.ps.client.passage import (
-    Passage,
-    ReadWeights,
-    WayUp,
-    moving,
-    read_held,
-    read_terms,
-    say_held,
-)
+from tf_hips.ps.client.exchange import Exchange
+from tf_hips.ps.client.link import Link, detail
+from tf_hips.ps.client.passage import Passage, ReadWeights, read_terms
 from tf_hips.ps.client.sketch import Fixed, Hearing
 from tf_hips.ps.client.transfers import Transfers
 from tf_hips.ps.client.views import Agreed, Halt, Packets, Round
@@ -422,74 +413,22 @@ class Client:
         Raises:
             PeerError: it was ended, or as for `exchange`.
         """
-        number, chunks = passage.number, self._chunks
-        is_here = frozenset(chunks)
+        number, is_here = passage.number, frozenset(self._chunks)
         down = self.agreed.downlink_bytes(number)
-        lengths = [size * (chunk in is_here) for chunk, size in enumerate(down)]
-        halt = halt if halt is not None else Halt()
-        said = () if weight is None else ((wire.WEIGHT_KEY, repr(float(weight))),)
         welcome = self._joined()
-        ballot: Ballot | Fixed
-        ballot = Fixed(passage) if isinstance(passage, Hearing) else self._ballot(passage)
-        have: set[int] = set()
-        most_held = 0
-        # What the process before this one has delivered need not travel again.
-        first = int(welcome.is_back and number <= welcome.newest)
-
-        def attempt(count: int, patience: Patience) -> None:
-            nonlocal most_held
-            count += first
-            halt.check(self._uplink.server)
-            call = WayUp(
-                functools.partial(passage.batches, chunks), resumes=ballot.waits(count == 0)
-            )
-            stream = self.link.stub("stream_stream", "Exchange", patience.left_s)(
-                self.link.metered(moving(call.messages(), patience, count == first)),
-                metadata=(
-                    *self.link.metadata(number, count),
-                    *say_held(have),
-                    *said,
-                    *ballot.metadata,
-                ),
-            )
-            with contextlib.ExitStack() as stack:
-                stack.callback(stream.cancel)
-                stack.callback(call.resume, None)
-                stack.enter_context(patience.bounding(stream))
-                stack.enter_context(halt.bound(stream, self._uplink.server))
-                if count > 0:
-                    held = read_held(stream.initial_metadata(), len(lengths))
-                    if len(held) > most_held:
-                        patience.renew()
-                    most_held = max(most_held, len(held))
-                    ballot.resume(call, held)
-                assembler = wire.Assembler(ballot.limits(lengths))
-                for message in stream:
-                    # What comes once more is no progress before it is a whole packet. An empty
-                    # message says that others go on.
-                    if count == first or not message:
-                        patience.renew()
-                    if not message:
-                        passage.go_on()
-                    for chunk, packet in assembler.feed(message):
-                        if ballot.hears(call, chunk, len(lengths), packet):
-                            continue
-                        if len(packet) != lengths[chunk]:
-                            raise ProtocolError(
-                                f"The packet of chunk {chunk} must have {lengths[chunk]} bytes. "
-                                f"Received: {len(packet)} from server {self._uplink.server}"
-                            )
-                        passage.take(chunk, packet)
-                        have.add(chunk)
-                        patience.renew()
-                assembler.finish()
-            if len(have) != len(chunks):
-                raise ProtocolError(
-                    f"Round {number} has {len(chunks)} chunks at server "
-                    f"{self._uplink.server}, which ended it after {len(have)}."
-                )
-
-        self.link.persist("Exchange", self.wait_s, attempt)
+        exchange = Exchange(
+            self.link,
+            self._uplink.server,
+            passage,
+            self._chunks,
+            [size * (chunk in is_here) for chunk, size in enumerate(down)],
+            Fixed(passage) if isinstance(passage, Hearing) else self._ballot(passage),
+            said=() if weight is None else ((wire.WEIGHT_KEY, repr(float(weight))),),
+            # What the process before this one has delivered need not travel again.
+            is_begun=welcome.is_back and number <= welcome.newest,
+            halt=halt if halt is not None else Halt(),
+        )
+        self.link.persist("Exchange", self.wait_s, exchange.attempt)
 
     def _ballot(self, passage: Passage) -> Ballot:
         return Ballot(self._votes_by_digest, passage, self._chunks)

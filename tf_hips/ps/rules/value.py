@@ -19,7 +19,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from tf_hips.ops import call_text
-from tf_hips.ops.registry import YES_OR_NO, Parameter
+from tf_hips.ops.registry import YES_OR_NO, Parameter, check_names
 from tf_hips.ps.rules.votes import NAME as VOTES
 from tf_hips.ps.rules.votes import Votes, split
 from tf_hips.robust import Aggregator, Sketched, sketches
@@ -173,16 +173,13 @@ class UpdateRule:
             raise ValueError(
                 f"a rule must be one of {', '.join(names)}{hint} Received: {self.name[:50]!r}"
             )
-        known = {parameter.name: parameter for parameter in self._kind.parameters}
         given = dict(self.params)
-        for name in given:
-            if name not in known:
-                takes = ", ".join(known) or "no parameters"
-                raise ValueError(f"`{self.name}` takes {takes}. Received: {name}={given[name]!r}")
+        check_names(self.name, self._kind.parameters, given)
         values: dict[str, int | float] = {}
-        for name, parameter in known.items():
-            value = given.get(name, self._default(parameter, values))
-            values[name] = parameter.checked(int(value) if isinstance(value, bool) else value)
+        for parameter in self._kind.parameters:
+            value = given.get(parameter.name, self._default(parameter, values))
+            held = int(value) if isinstance(value, bool) else value
+            values[parameter.name] = parameter.checked(held)
         unused = _unused(self.name, values)
         for name in unused & given.keys():
             rest = UpdateRule(self.name, tuple(p for p in self.params if p[0] not in unused))

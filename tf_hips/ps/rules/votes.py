@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from tf_hips.errors import ToleranceError
 from tf_hips.ops import call_text
 from tf_hips.ops import compressor as compressors
-from tf_hips.ops.registry import YES_OR_NO, Parameter
+from tf_hips.ops.registry import YES_OR_NO, Parameter, checked
 from tf_hips.robust import Aggregator, detox
 from tf_hips.robust.detox import Detox, check_compressor
 from tf_hips.robust.value import AUTO
@@ -106,11 +106,8 @@ def split(text: str) -> tuple[Votes | None, str]:
             f"{text[:320]!r}"
         )
     given = call_text.values(NAME, _KNOWN, (match.group(1) or "").strip(), text)
-    for name in given:
-        if name not in _KNOWN:
-            raise ValueError(f"`{NAME}` takes {', '.join(_KNOWN)}. Received: {name}")
     try:
-        values = {name: one.checked(given.get(name, one.default)) for name, one in _KNOWN.items()}
+        values = checked(NAME, _KNOWN.values(), given)
     except TypeError as error:
         raise ValueError(str(error)) from error
     votes = Votes(
