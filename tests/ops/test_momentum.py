@@ -43,6 +43,7 @@ RUN = [
     *(error_feedback(text) for text in ("onebit", "topk(ratio=0.1)", "qsgd", "fp16")),
 ]
 STATEFUL = Path(__file__).parents[1] / "compll/momentum.pse"
+MINE = Path(__file__).with_name("mine.pse")
 
 
 def running_mean(m: Floats, g: Floats, beta: float) -> Floats:
@@ -194,6 +195,17 @@ def test_plain_python_and_graphs_make_the_same_bits(
         )
         if residual is not None:
             np.testing.assert_array_equal(bits(kept[1]), bits(residual))
+
+
+def test_the_operation_is_told_the_parameters_of_every_codec() -> None:
+    """Built-in ones, and one of the user's; in order, integers and floats apart."""
+    for inner in (*variants(), error_feedback(load(MINE)(2.0, 5))):
+        value, n = momentum(inner), 77
+        x, kept = gradient(n), np.zeros(value.state_shape([n]), np.float32)
+        packet, new = graph.encode(value, x, seed=3, step=1, tensor_id=2, kept=kept)
+        expected = native.encode(value, x, Key(3, 1, 2), kept)
+        assert packet.numpy().tobytes() == expected.tobytes(), value
+        np.testing.assert_array_equal(bits(new.numpy()), bits(kept))
 
 
 def test_what_is_not_finite_is_sent_and_not_kept() -> None:
