@@ -302,6 +302,28 @@ void BadArguments(const TfHipsCodec* codec) {
   }
 }
 
+// The mean of three gradients' halves, in place, and what is sent where the last one ends in a NaN.
+void Momentum(const TfHipsCodec* codec, int64_t n, int32_t feedback) {
+  const std::vector<double> params = Defaults(codec);
+  const TfHipsKey key = {7, 1, 2, 0};
+  const int64_t bytes = tf_hips_wire_bytes(codec, params.data(), n);
+  Exact<uint8_t> packets(bytes), wanted(bytes);
+  Exact<float> state((1 + feedback) * n), residual(feedback * n), sent(n);
+  for (int step = 0; step < 3; ++step) {
+    const Exact<float> g = Gradient(n);
+    if (step == 2 && n > 0) g.data[n - 1] = std::nanf("");
+    for (int64_t i = 0; i < n; ++i) sent.data[i] = 0.5f * sent.data[i] + 0.5f * g.data[i];
+    CHECK(tf_hips_encode(codec, params.data(), &key, sent.data.get(),
+                         feedback != 0 ? residual.data.get() : nullptr, n, wanted.data.get(),
+                         bytes) == bytes);
+    CHECK(tf_hips_encode_momentum(codec, params.data(), &key, g.data.get(), 0.5f, feedback,
+                                  state.data.get(), state.data.get(), n, packets.data.get(),
+                                  bytes) == bytes);
+    CHECK(std::equal(wanted.data.get(), wanted.data.get() + bytes, packets.data.get()));
+  }
+  CHECK(std::equal(residual.data.get(), residual.data.get() + residual.size, state.data.get() + n));
+}
+
 // Every status has a text of its own; the numbers around them have none.
 void StatusTexts() {
   std::vector<int32_t> known;
@@ -548,12 +570,14 @@ int main() {
     for (const int64_t n :
          {int64_t{0}, int64_t{1}, int64_t{7}, int64_t{8}, int64_t{1023}, kChunk + 5}) {
       codec->num_states > 0 ? KeepsState(codec, n) : RoundTrip(codec, n);
+      if (codec->num_states == 0 && n < kChunk) Momentum(codec, n, n % 2);
     }
     HostilePackets(codec);
     BadArguments(codec);
     Threads(codec);
   }
   VariableSize();
+  Momentum(tf_hips_find_codec("int8"), kChunk + 5, 1);
   for (const int64_t n : {int64_t{0}, int64_t{1}, int64_t{17}, (int64_t{1} << 18) + 3}) Updates(n);
   for (const int32_t n : {1, 2, 3, 5, 9}) {
     for (const int64_t d : {int64_t{0}, int64_t{1}, int64_t{513}, (int64_t{1} << 15) + 7}) {

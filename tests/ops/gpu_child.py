@@ -90,6 +90,24 @@ def check_state() -> None:
             np.testing.assert_array_equal(on_gpu(held), state)
 
 
+def check_momentum() -> None:
+    """A running mean is encoded on the GPU, or made and encoded where its codec is."""
+    n = 3001
+    for name, where in (("onebit", "GPU:0"), ("tbq", "CPU:0")):
+        codec = tf_hips.momentum(error_feedback(Compressor(name)))
+        kept = np.zeros(codec.state_shape([n]), np.float32)
+        with tf.device(GPU):
+            held = tf.zeros(codec.state_shape([n]))
+            for step in range(3):
+                x, key = vector(n, step), {**KEY, "step": step}
+                x[step] = (np.nan, np.inf, 1e-40)[step]
+                packet, held = graph.encode(codec, tf.constant(x), kept=held, **key)
+                assert packet.device.endswith(where), packet.device
+                wanted = native.encode(codec, x, Key(**key), kept)
+                np.testing.assert_array_equal(packet.numpy(), wanted)
+                np.testing.assert_array_equal(held.numpy(), kept)
+
+
 def check_wrong_packets() -> None:
     codec, n = Compressor("onebit"), 2**20 + 9
     good = native.encode(codec, vector(n), Key(**KEY))
@@ -267,6 +285,7 @@ def main() -> None:
             check_codec(name, n)
     check_codec("onebit", 2**20 + 9)
     check_state()
+    check_momentum()
     check_wrong_packets()
     check_own_packets(folder)
     check_failed_launches(library.CUDA_PATH)

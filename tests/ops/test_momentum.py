@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`momentum(...)`: what is sent is a running mean, in plain Python and in graphs the same bits."""
 
+import contextlib
+import ctypes
+import platform
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +29,7 @@ from tf_hips.ops import (
     topk,
     warmup,
 )
-from tf_hips.ops.compressor import file_of
+from tf_hips.ops.compressor import CHUNK, file_of
 
 pytestmark = [pytest.mark.tf, pytest.mark.timeout(120)]
 
@@ -39,6 +43,7 @@ RUN = [
     *(error_feedback(text) for text in ("onebit", "topk(ratio=0.1)", "qsgd", "fp16")),
 ]
 STATEFUL = Path(__file__).parents[1] / "compll/momentum.pse"
+MINE = Path(__file__).with_name("mine.pse")
 
 
 def running_mean(m: Floats, g: Floats, beta: float) -> Floats:
@@ -72,9 +77,90 @@ def test_it_is_the_compressor_inside_with_a_row_more(inner: Compressor) -> None:
     assert not inner.has_momentum
 
 
+def floats(n: int, seed: int, m: bool) -> Floats:
+    """Floats of all sizes; of m the largest are finite, and few are so small that they become 0."""
+    rng = np.random.default_rng((n, seed))
+    values = np.ldexp(rng.standard_normal(n, np.float32), rng.integers(-100 if m else -149, 125, n))
+    for place, value in enumerate((-0.0, 1e-45, -3e-39, 2.0**-96, -(2.0**-95), 3.4028235e38)):
+        values[place::41] = value
+    if m:
+        return np.nan_to_num(values)
+    for place, word in enumerate((0x7FC00001, 0xFF812345, 0x7F800000, 0xFF800000, 0x80000000)):
+        values.view(np.uint32)[n - 1 - place :: -997] = word
+    return values
+
+
+@contextlib.contextmanager
+def denormals_flushed() -> Iterator[None]:
+    """This thread takes denormals for 0 and makes 0 of them, as TensorFlow's threads do."""
+    libm = ctypes.CDLL("libm.so.6")
+    before = (ctypes.c_uint32 * 8)()  # fenv_t of x86-64; the last word is MXCSR
+    assert libm.fegetenv(before) == 0
+    flushing = (ctypes.c_uint32 * 8)(*before)
+    flushing[7] |= 0x8040
+    libm.fesetenv(flushing)
+    try:
+        yield
+    finally:
+        libm.fesetenv(before)
+
+
+def by_native(value: Compressor, x: Floats, kept: Floats) -> tuple[bytes, Floats]:
+    new = kept.copy()
+    return native.encode(value, x, Key(1, 2, 3), new).tobytes(), new
+
+
+def by_native_that_flushes(value: Compressor, x: Floats, kept: Floats) -> tuple[bytes, Floats]:
+    with denormals_flushed():
+        return by_native(value, x, kept)
+
+
+def by_graph(value: Compressor, x: Floats, kept: Floats) -> tuple[bytes, Floats]:
+    packet, new = tf.function(
+        lambda x, kept: graph.encode(value, x, seed=1, step=2, tensor_id=3, kept=kept)
+    )(tf.constant(x), tf.constant(kept))
+    return packet.numpy().tobytes(), new.numpy()
+
+
+FACES = [by_native, by_graph]
+if platform.machine() == "x86_64":
+    FACES.append(by_native_that_flushes)
+
+
+@pytest.mark.parametrize("n", [0, 1, 7, 16, 1001, 10**6 + 3, CHUNK + 5])
+@pytest.mark.parametrize("face", FACES)
+def test_each_face_does_what_is_defined(
+    face: Callable[[Compressor, Floats, Floats], tuple[bytes, Floats]], n: int
+) -> None:
+    """Bit for bit: signs of 0 and what NaN hold, what overflows, and what is kept as NaN."""
+    for seed, beta in enumerate((0.0, 0.1, 0.9, 0.9999)):
+        value = momentum("fp32", beta=beta)
+        x, m = floats(n, seed, m=False), floats(n, seed + 9, m=True)
+        x[2::5], m[2::5] = 3.4028235e38, 3.4028235e38
+        m[3::977], m[4::977] = np.inf, np.nan
+        before = x.copy()
+        packet, new = face(value, x, m[np.newaxis])
+        sent = smoothing.moved(value, m, x)
+        np.testing.assert_array_equal(bits(x), bits(before))
+        np.testing.assert_array_equal(bits(new[0]), bits(m))
+        assert packet == native.encode(value.for_sums, sent, Key(1, 2, 3)).tobytes()
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the mode is set in a word of x86-64")
+def test_the_mode_of_the_thread_is_seen() -> None:
+    """Else a test above would show nothing."""
+    with denormals_flushed():
+        assert np.float32(1e-40) * np.float32(1) == 0
+    assert np.float32(1e-40) * np.float32(1) != 0
+
+
+@pytest.mark.parametrize("on_gpu", [False, True], ids=["CPU", "as on a GPU"])
 @pytest.mark.parametrize("inner", RUN, ids=lambda c: c.text)
-def test_plain_python_and_graphs_make_the_same_bits(inner: Compressor) -> None:
+def test_plain_python_and_graphs_make_the_same_bits(
+    inner: Compressor, on_gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Those of the compressor inside, given the running mean; denormals and infinities, too."""
+    monkeypatch.setattr(graph, "on_gpu", lambda: on_gpu)
     value, n, seed = momentum(inner, beta=0.75), 301, 5
 
     @tf.function(autograph=False)
@@ -111,9 +197,20 @@ def test_plain_python_and_graphs_make_the_same_bits(inner: Compressor) -> None:
             np.testing.assert_array_equal(bits(kept[1]), bits(residual))
 
 
+def test_the_operation_is_told_the_parameters_of_every_codec() -> None:
+    """Built-in ones, and one of the user's; in order, integers and floats apart."""
+    for inner in (*variants(), error_feedback(load(MINE)(2.0, 5))):
+        value, n = momentum(inner), 77
+        x, kept = gradient(n), np.zeros(value.state_shape([n]), np.float32)
+        packet, new = graph.encode(value, x, seed=3, step=1, tensor_id=2, kept=kept)
+        expected = native.encode(value, x, Key(3, 1, 2), kept)
+        assert packet.numpy().tobytes() == expected.tobytes(), value
+        np.testing.assert_array_equal(bits(new.numpy()), bits(kept))
+
+
 def test_what_is_not_finite_is_sent_and_not_kept() -> None:
-    """In the second block of what NumPy works on at a time, which the first must not hide."""
-    value, n = parse("momentum(fp32, beta=0.5)"), smoothing._BLOCK + 9
+    """In the second chunk, which the first must not hide."""
+    value, n = parse("momentum(fp32, beta=0.5)"), CHUNK + 9
     kept = np.zeros(value.state_shape([n]), np.float32)
     x = np.ones(n, np.float32)
     native.encode(value, x, Key(0, 0, 0), kept)
@@ -218,6 +315,14 @@ def test_what_is_kept_must_fit() -> None:
         native.encode(value, x, Key(0, 0, 0), x.copy())
     with pytest.raises(ValueError, match=r"must have the shape \[2, 4\]. Received: shape \(4,\)"):
         graph.encode(value, x, seed=0, step=0, tensor_id=0, kept=tf.zeros([4]))
+    encode = tf.function(
+        lambda x, kept: graph.encode(value, x, seed=0, step=0, tensor_id=0, kept=kept),
+        input_signature=[tf.TensorSpec(None), tf.TensorSpec(None)],
+    )
+    for shape in ([4], [1, 4], [2, 3]):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"must have the shape \[2,4\]"):
+            encode(x, tf.zeros(shape))
+    assert encode(x.reshape(2, 2), tf.zeros([2, 4]))[1].shape == [2, 4]
     # Where there is no room for packets nothing is taken in.
     kept = np.zeros((2, 4), np.float32)
     with pytest.raises(ValueError, match="`out` must be writable and have at least"):
@@ -232,3 +337,14 @@ def test_packets_may_overflow_where_those_of_the_compressor_inside_may() -> None
     for text in ("bf16", "terngrad(bitwidth=2)", "onebit", "fp32"):
         assert may_overflow(parse(f"momentum({text})")) == may_overflow(parse(text)), text
     assert may_overflow(momentum("bf16"))
+
+
+def test_shapes_are_static_and_momentum_is_one_operation() -> None:
+    value = parse(TEXT)
+    traced = tf.function(
+        lambda x, kept: graph.encode(value, x, seed=0, step=0, tensor_id=0, kept=kept)
+    ).get_concrete_function(tf.TensorSpec([5, 7]), tf.TensorSpec([2, 35]))
+    packet, new = traced.structured_outputs
+    assert packet.shape == [value.wire_bytes(35)] and new.shape == [2, 35]
+    kinds = {op.type for op in traced.graph.get_operations()}
+    assert "TfHips>EncodeMomentum" in kinds and not kinds & {"Mul", "Pack", "Unpack"}, kinds

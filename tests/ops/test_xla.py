@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_hips.ops import REGISTRY, Compressor, Key, error_feedback, graph, library, native
+from tf_hips.ops import REGISTRY, Compressor, Key, error_feedback, graph, library, momentum, native
 
 pytestmark = [pytest.mark.tf, pytest.mark.timeout(180)]
 
@@ -30,6 +30,7 @@ def uses(compressor: Compressor, rows: tf.Tensor) -> list[Callable[[tf.Tensor], 
         *found,
         lambda x: graph.encode(compressor, x, **KEY),
         lambda x: graph.encode(feedback, x, kept=x, **KEY),
+        lambda x: graph.encode(momentum(compressor), x, kept=x[tf.newaxis], **KEY),
         lambda x: graph.merge_encode(feedback, rows, N, x, **KEY),
     ]
 

@@ -14,8 +14,10 @@ import tensorflow as tf
 
 from tf_hips.ops import jit, library, placement, smoothing
 from tf_hips.ops.compressor import Compressor, check_for_sums, check_makes_packets
-from tf_hips.ops.flow import Tensor, all_finite, opaque
+from tf_hips.ops.flow import Tensor, all_finite, on_gpu, opaque
 from tf_hips.ops.native import check_stage
+
+_ENCODE_MOMENTUM = "encode_momentum"
 
 
 def register() -> None:
@@ -61,10 +63,9 @@ def encode(
     """
     compressor = _stage(compressor, step)
     _check_kept(compressor, kept)
-    if compressor.has_momentum:
-        given: dict[str, Any] = {"seed": seed, "step": step, "offset": offset}
-        return _encode_momentum(compressor, gradient, kept, tensor_id=tensor_id, **given)
     key = {"seed": _seed(seed), "step": _step(step), "tensor_id": tensor_id, "offset": offset}
+    if compressor.has_momentum:
+        return _encode_momentum(compressor, gradient, kept, **key)
     if kept is None:
         return _op(compressor, "encode")(gradient=gradient, **key), None
     if not compressor.has_residual:
@@ -88,15 +89,24 @@ def _encode_momentum(
                 f"`kept` of {compressor.text} must have the shape {list(shape)}. "
                 f"Received: shape {kept.shape}"
             )
-    with tf.device(placement.device(compressor.codec)):
-        momentum, *others = tf.unstack(kept, len(compressor.state_names))
-        sent, news = _moved(compressor, momentum, vector)
-    packet, rest = encode(compressor.for_sums, sent, kept=others[0] if others else None, **key)
+    inner = compressor.for_sums
+    if not on_gpu() or placement.device(compressor.codec) is not None:
+        packet, new_kept = _op(compressor, _ENCODE_MOMENTUM)(
+            gradient=vector,
+            kept=kept,
+            beta=dict(compressor.params)["beta"],
+            feedback=inner.has_residual,
+            **key,
+        )
+        return packet, new_kept
+    momentum, *others = tf.unstack(kept, len(compressor.state_names))
+    sent, news = _moved(compressor, momentum, vector)
+    packet, rest = encode(inner, sent, kept=others[0] if others else None, **key)
     return packet, tf.stack([news, *([] if rest is None else [rest])])
 
 
 def _moved(compressor: Compressor, momentum: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """What is to be encoded, and the momentum then: the bits of `smoothing.moved`."""
+    """What is to be encoded, and the momentum then, on the GPU where they lie."""
     beta, share = smoothing.shares(compressor)
     # Else TensorFlow would join products with those before them, or take out a common factor.
     [gradient] = opaque([gradient])
@@ -241,9 +251,11 @@ def _op(compressor: Compressor, kind: str) -> Any:
     check_stage(compressor)
     codec = check_makes_packets(compressor).codec
     algorithm = jit.algorithm(codec.name)
-    function = getattr(library.ops(tf), f"tf_hips_{algorithm.op}_{kind}")
+    is_for_all = kind == _ENCODE_MOMENTUM
+    op = kind if is_for_all else f"{algorithm.op}_{kind}"
+    function = getattr(library.ops(tf), f"tf_hips_{op}")
     params: dict[str, Any] = dict(codec.codec_params)
-    if algorithm.is_loaded:
+    if algorithm.is_loaded or is_for_all:
         # One op for all of them: see cc/tf/loaded_ops.cc.
         values = [
             [params[p.name] for p in algorithm.parameters if p.is_integer == is_integer]

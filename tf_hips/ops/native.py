@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_hips import errors
-from tf_hips.ops import jit, library, loaded, smoothing
+from tf_hips.ops import jit, library, loaded
 
 if TYPE_CHECKING:
     from tf_hips.ops.compressor import Compressor
@@ -133,10 +133,22 @@ def encode(
 def _encode_momentum(
     compressor: "Compressor", values: Floats, key: Key, kept: Floats, packets: Bytes
 ) -> Bytes:
-    """Takes a gradient into the momentum, and encodes that; both updated in place."""
-    inner, rows = compressor.for_sums, kept.reshape(-1)
-    sent = smoothing.moved(compressor, rows[: values.size], values.reshape(-1))
-    return encode(inner, sent, key, rows[values.size :] if inner.has_state else None, packets)
+    """Takes a gradient into the momentum and encodes that, chunk by chunk; see ops.smoothing."""
+    codec, params = _codec(compressor.codec)
+    written = _functions().encode_momentum(
+        codec,
+        params,
+        _c_key(key),
+        values.ctypes.data,
+        dict(compressor.params)["beta"],
+        compressor.for_sums.has_residual,
+        kept.ctypes.data,
+        kept.ctypes.data,
+        values.size,
+        packets.ctypes.data,
+        packets.size,
+    )
+    return packets[: _checked(written, compressor)]
 
 
 def _encode_state(
@@ -302,6 +314,20 @@ class _Functions:
         self.encode = function("encode", i64, *codec, key, pointer, pointer, i64, pointer, i64)
         self.encode_state = function(
             "encode_state", i64, *codec, key, pointer, pointer, pointer, i64, pointer, i64
+        )
+        self.encode_momentum = function(
+            "encode_momentum",
+            i64,
+            *codec,
+            key,
+            pointer,
+            ctypes.c_float,
+            i32,
+            pointer,
+            pointer,
+            i64,
+            pointer,
+            i64,
         )
         self.decode = function("decode", i32, *codec, pointer, i64, pointer, i64, i32)
         self.merge = function("merge", i32, *codec, *rows, pointer, i64, bad_row)

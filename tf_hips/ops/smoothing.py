@@ -11,10 +11,11 @@ gradients do, so robust rules leave less room for a lie (Karimireddy et al., 202
 al., 2022). There is no correction of the first steps, in which m is short. A mean of such rows,
 with plain SGD behind it, is SGD with momentum at a learning rate of (1 - beta) times as much.
 
-Here are the parameters, and the arithmetic in NumPy; ops.graph has the same in TensorFlow.
+Here are the parameters, and in NumPy what the arithmetic is. Encoders have it in C++, chunk by
+chunk before the codec (cc/runtime/momentum.h), and on a GPU in TensorFlow's operations (ops.graph).
 
-Invariant: both make the same bits. TensorFlow's threads take denormals for 0, NumPy's caller may
-    not: so what is at most TINY becomes 0, and above it a denormal summand changes nothing.
+Invariant: all make the same bits. A GPU or a thread may take denormals for 0: so what is at most
+    TINY becomes 0, and above it a denormal summand changes nothing.
 Invariant: m is finite.
 """
 
@@ -35,9 +36,6 @@ MOMENTUM = "momentum"
 PARAMETERS = (Parameter("beta", default=0.9, minimum=0.0, maximum=0.9999),)
 
 TINY = np.float32(2**-96)
-
-# Floats that are worked on at a time, so that all of it stays in a cache.
-_BLOCK = 1 << 15
 
 
 def checked(
@@ -95,25 +93,12 @@ def moved(
         gradient: float32 [n].
 
     Returns:
-        What is to be encoded, float32 [n]: m itself, if the gradient is finite; else a new vector
-        with NaN and infinities where the gradient has them.
+        What is to be encoded, float32 [n]: the gradient where that is not finite, elsewhere m
+        before what is not finite in it became 0.
     """
     beta, rest = shares(compressor)
-    sent = momentum
     with np.errstate(all="ignore"):
-        for begin in range(0, momentum.size, _BLOCK):
-            place = slice(begin, begin + _BLOCK)
-            m, g = momentum[place], gradient[place]
-            new = m * beta
-            new += g * rest
-            np.copyto(new, np.float32(0), where=np.abs(new) <= TINY)
-            is_finite = np.isfinite(new)
-            if is_finite.all():
-                m[...] = new
-            else:
-                sent = momentum.copy() if sent is momentum else sent
-                m[...] = np.where(is_finite, new, np.float32(0))
-                new = np.where(np.isfinite(g), new, g)
-            if sent is not momentum:
-                sent[place] = new
-    return sent
+        new = momentum * beta + gradient * rest
+        new = np.where(np.abs(new) <= TINY, np.float32(0), new)
+    momentum[...] = np.where(np.isfinite(new), new, np.float32(0))
+    return np.where(np.isfinite(gradient), new, gradient)

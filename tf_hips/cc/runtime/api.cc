@@ -61,6 +61,19 @@ int64_t tf_hips_encode_state(const TfHipsCodec* codec, const double* params, con
                                     state, new_state, n, out, capacity);
 }
 
+int64_t tf_hips_encode_momentum(const TfHipsCodec* codec, const double* params,
+                                const TfHipsKey* key, const float* gradient, float beta,
+                                int32_t feedback, const float* state, float* new_state, int64_t n,
+                                uint8_t* out, int64_t capacity) {
+  if (!IsCallable(codec, params, n) || key == nullptr || Missing(gradient, n) ||
+      !(beta >= 0.0f && beta < 1.0f) || Missing(state, n) || Missing(new_state, n) ||
+      out == nullptr) {
+    return -TF_HIPS_BAD_ARGUMENT;
+  }
+  return tf_hips::EncodeMomentumTensor(PoolParallelFor, CodecCall{codec, params}, *key, gradient,
+                                       beta, feedback != 0, state, new_state, n, out, capacity);
+}
+
 int32_t tf_hips_decode(const TfHipsCodec* codec, const double* params, const uint8_t* packets,
                        int64_t bytes, float* out, int64_t n, int32_t add) {
   if (!IsCallable(codec, params, n) || bytes < 0 || Missing(packets, bytes) || Missing(out, n)) {

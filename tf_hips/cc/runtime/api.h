@@ -67,6 +67,17 @@ TF_HIPS_EXPORT int64_t tf_hips_encode_state(const TfHipsCodec* codec, const doub
                                             const float* state, float* new_state, int64_t n,
                                             uint8_t* out, int64_t capacity);
 
+// Encodes a running mean of gradients, m' = beta m + (1 - beta) gradient, with beta in [0, 1), and
+// returns the bytes written, or -status. `state`: m, n floats, zeros before the first call, and if
+// `feedback` is not 0 the residual of what is encoded, n floats more; `new_state` as for
+// tf_hips_encode_state. m' is 0 where it would be at most 2^-96 or not finite; where the gradient
+// is not finite it is encoded itself.
+TF_HIPS_EXPORT int64_t tf_hips_encode_momentum(const TfHipsCodec* codec, const double* params,
+                                               const TfHipsKey* key, const float* gradient,
+                                               float beta, int32_t feedback, const float* state,
+                                               float* new_state, int64_t n, uint8_t* out,
+                                               int64_t capacity);
+
 // Decodes to out[0..n), or adds to it. 0 or a status; `out` is untouched unless the status is
 // below 16.
 TF_HIPS_EXPORT int32_t tf_hips_decode(const TfHipsCodec* codec, const double* params,

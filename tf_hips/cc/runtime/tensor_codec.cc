@@ -8,14 +8,16 @@
 
 #include "tf_hips/cc/runtime/api.h"
 #include "tf_hips/cc/runtime/denormals.h"
+#include "tf_hips/cc/runtime/momentum.h"
 #include "tf_hips/cc/runtime/packet.h"
 #include "tf_hips/cc/runtime/target.h"
 
 namespace tf_hips {
 namespace {
 
-// Rooms of a thread: for the sum of rows that is encoded again, and for a gradient with residual.
-enum Room { kSumOfRows, kSumWithResidual, kNumRooms };
+// Rooms of a thread: for values that are made to be encoded (a sum of rows, what momentum sends
+// where it is not finite), and for such with residual.
+enum Room { kMade, kSumWithResidual, kNumRooms };
 
 // Room for n <= kChunkElements floats that lives as long as its thread: fresh pages for each chunk
 // would cost as much as encoding it. Null when there is no memory.
@@ -91,7 +93,7 @@ int64_t EncodeChunk(const CodecCall& call, const Layout& layout, const TfHipsKey
 int64_t EncodeThenDecode(const CodecCall& call, const Layout& layout, const TfHipsKey& key,
                          const float* gradient, const float* residual, float* new_residual,
                          const Chunk& chunk) {
-  // `gradient` may be the sum of rows of this thread. The old residual must survive a failure.
+  // `gradient` may be in this thread's room. The old residual must survive a failure.
   float* sum = Scratch(kSumWithResidual, chunk.n);
   if (sum == nullptr && chunk.n > 0) return -TF_HIPS_OUT_OF_MEMORY;
   for (int64_t i = 0; i < chunk.n; ++i) sum[i] = gradient[i] + residual[i];
@@ -260,6 +262,29 @@ int64_t EncodeStateTensor(const ParallelFor& parallel_for, const CodecCall& call
   return EncodeChunks(parallel_for, layout, n, out, capacity, encode_one);
 }
 
+int64_t EncodeMomentumTensor(const ParallelFor& parallel_for, const CodecCall& call,
+                             const TfHipsKey& key, const float* gradient, float beta, bool feedback,
+                             const float* state, float* new_state, int64_t n, uint8_t* out,
+                             int64_t capacity) {
+  Layout layout;
+  if (const int32_t status = LayoutFor(*call.codec, call.params, n, &layout)) return -status;
+  const auto encode_one = [&](const Chunk& chunk, int32_t*) -> int64_t {
+    const float* values = gradient + chunk.begin;
+    float* moved = new_state + chunk.begin;
+    const float* sent = moved;
+    if (!MoveMomentum(values, state + chunk.begin, beta, moved, chunk.n)) {
+      float* room = Scratch(kMade, chunk.n);
+      SendNonFinite(values, moved, room, chunk.n);
+      if (room == nullptr) return -TF_HIPS_OUT_OF_MEMORY;
+      sent = room;
+    }
+    if (!feedback) return EncodeChunk(call, layout, key, sent, chunk);
+    return EncodeChunkFeedback(call, layout, key, sent, state + n + chunk.begin,
+                               new_state + n + chunk.begin, chunk);
+  };
+  return EncodeChunks(parallel_for, layout, n, out, capacity, encode_one);
+}
+
 int32_t DecodeTensor(const ParallelFor& parallel_for, const CodecCall& call, const uint8_t* packets,
                      int64_t bytes, float* out, int64_t n, bool add) {
   Layout layout;
@@ -305,7 +330,7 @@ int64_t MergeEncodeTensor(const ParallelFor& parallel_for, const CodecCall& call
   if (const int32_t status = CheckedLayout(call, rows, row_bytes, num_rows, n, &layout, bad_row))
     return -status;
   const auto encode_one = [&](const Chunk& chunk, int32_t* row) -> int64_t {
-    float* sum = Scratch(kSumOfRows, chunk.n);
+    float* sum = Scratch(kMade, chunk.n);
     if (sum == nullptr && chunk.n > 0) return -TF_HIPS_OUT_OF_MEMORY;
     const int64_t i = chunk.begin / kChunkElements;
     if (const int32_t status = MergeChunk(call, layout, rows, row_bytes, num_rows, i, sum, chunk.n,

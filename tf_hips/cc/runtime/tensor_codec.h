@@ -37,6 +37,15 @@ int64_t EncodeStateTensor(const ParallelFor& parallel_for, const CodecCall& call
                           const TfHipsKey& key, const float* gradient, const float* state,
                           float* new_state, int64_t n, uint8_t* out, int64_t capacity);
 
+// Encodes a running mean of gradients: m, the first n floats of `state`, takes in gradient[0..n),
+// as in momentum.h, and is encoded, with error feedback if `feedback`, the residual being the next
+// n floats. new_state, which may be state, has both afterwards. Returns the bytes written, or
+// -status.
+int64_t EncodeMomentumTensor(const ParallelFor& parallel_for, const CodecCall& call,
+                             const TfHipsKey& key, const float* gradient, float beta, bool feedback,
+                             const float* state, float* new_state, int64_t n, uint8_t* out,
+                             int64_t capacity);
+
 // Decodes to out[0..n), or adds to it.
 int32_t DecodeTensor(const ParallelFor& parallel_for, const CodecCall& call, const uint8_t* packets,
                      int64_t bytes, float* out, int64_t n, bool add);

@@ -164,6 +164,36 @@ void EncodeStateKernel::Compute(OpKernelContext* ctx) {
   });
 }
 
+EncodeMomentumKernel::EncodeMomentumKernel(OpKernelConstruction* ctx, const TfHipsCodec* codec)
+    : CodecKernel(ctx, codec) {
+  OP_REQUIRES_OK(ctx, ReadKeyAttrs(ctx, &tensor_id_, &offset_));
+  OP_REQUIRES_OK(ctx, ctx->GetAttr("beta", &beta_));
+  OP_REQUIRES(
+      ctx, beta_ >= 0.0f && beta_ < 1.0f,
+      absl::InvalidArgumentError(absl::StrCat("`beta` must be in [0, 1). Received: beta=", beta_)));
+  OP_REQUIRES_OK(ctx, ctx->GetAttr("feedback", &feedback_));
+}
+
+void EncodeMomentumKernel::Compute(OpKernelContext* ctx) {
+  const Tensor& gradient = ctx->input(0);
+  const Tensor kept = ctx->input(1);
+  const int64_t n = gradient.NumElements();
+  const TensorShape wanted({feedback_ ? 2 : 1, n});
+  OP_REQUIRES(
+      ctx, kept.shape() == wanted,
+      absl::InvalidArgumentError(absl::StrCat("`kept` must have the shape ", wanted.DebugString(),
+                                              ". Received: shape ", kept.shape().DebugString())));
+  TfHipsKey key;
+  OP_REQUIRES_OK(ctx, ReadKey(ctx->input(2), ctx->input(3), tensor_id_, offset_, &key));
+  Tensor* new_kept = nullptr;
+  OP_REQUIRES_OK(ctx, ctx->allocate_output(1, wanted, &new_kept));
+  WritePackets(ctx, call(), n, [&](uint8_t* out, int64_t capacity) {
+    return EncodeMomentumTensor(PoolOf(ctx), call(), key, gradient.flat<float>().data(), beta_,
+                                feedback_, kept.flat<float>().data(),
+                                new_kept->flat<float>().data(), n, out, capacity);
+  });
+}
+
 DecodeKernel::DecodeKernel(OpKernelConstruction* ctx, const TfHipsCodec* codec)
     : CodecKernel(ctx, codec) {
   OP_REQUIRES_OK(ctx, ReadElements(ctx, &num_elements_));

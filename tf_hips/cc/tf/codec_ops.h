@@ -78,6 +78,19 @@ class EncodeStateKernel : public CodecKernel {
   int64_t tensor_id_ = 0, offset_ = 0;
 };
 
+// gradient, kept, seed, step -> packet, new_kept: momentum before a codec; kept is m, [1, n], or
+// with error feedback m and the residual, [2, n].
+class EncodeMomentumKernel : public CodecKernel {
+ public:
+  EncodeMomentumKernel(tensorflow::OpKernelConstruction* ctx, const TfHipsCodec* codec);
+  void Compute(tensorflow::OpKernelContext* ctx) override;
+
+ private:
+  int64_t tensor_id_ = 0, offset_ = 0;
+  float beta_ = 0;
+  bool feedback_ = false;
+};
+
 // packet -> gradient.
 class DecodeKernel : public CodecKernel {
  public:
@@ -134,6 +147,8 @@ template <CodecGetter GetCodec>
 using EncodeFeedbackOp = KernelOf<GetCodec, EncodeFeedbackKernel>;
 template <CodecGetter GetCodec>
 using EncodeStateOp = KernelOf<GetCodec, EncodeStateKernel>;
+template <CodecGetter GetCodec>
+using EncodeMomentumOp = KernelOf<GetCodec, EncodeMomentumKernel>;
 template <CodecGetter GetCodec>
 using DecodeOp = KernelOf<GetCodec, DecodeKernel>;
 template <CodecGetter GetCodec>

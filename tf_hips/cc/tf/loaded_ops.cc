@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operations of codecs that are loaded while the program runs (tf_hips.load): built once, for
-// all of them. The attribute `codec` names the codec; `integers` and `floats` are the values of its
-// parameters of these kinds, in the order of the specification.
+// The operations of codecs that are loaded while the program runs (tf_hips.load), and momentum
+// before any codec: built once, for all of them. The attribute `codec` names the codec; `integers`
+// and `floats` are the values of its parameters of these kinds, in the order of the specification.
 #include "tf_hips/cc/tf/codec_ops.h"
 #include "tf_hips/cc/tf/gpu_kernels.h"
 #include "tf_hips/cc/tf/refuse_xla.h"
@@ -135,3 +135,25 @@ REGISTER_KERNEL_BUILDER(Name("TfHips>LoadedMergeEncode")
                             .HostMemory("step"),
                         tf_hips::GpuMergeEncodeOp<by_attribute>);
 TF_HIPS_REFUSE_XLA("TfHips>LoadedMergeEncode");
+
+// For CPUs: on a GPU ops.graph makes the running mean of TensorFlow's own operations.
+REGISTER_OP("TfHips>EncodeMomentum")
+    .Input("gradient: float")
+    .Input("kept: float")
+    .Input("seed: int64")
+    .Input("step: int64")
+    .Output("packet: uint8")
+    .Output("new_kept: float")
+    .Attr("codec: string")
+    .Attr("integers: list(int) = []")
+    .Attr("floats: list(float) = []")
+    .Attr("beta: float")
+    .Attr("feedback: bool")
+    .Attr("tensor_id: int = 0")
+    .Attr("offset: int = 0")
+    .SetShapeFn(tf_hips::EncodeStateShape<by_attribute>)
+    .Doc(
+        R"doc(Encodes a running mean of gradients, the first row of kept; a residual is the second.)doc");
+REGISTER_KERNEL_BUILDER(Name("TfHips>EncodeMomentum").Device(tensorflow::DEVICE_CPU),
+                        tf_hips::EncodeMomentumOp<by_attribute>);
+TF_HIPS_REFUSE_XLA("TfHips>EncodeMomentum");

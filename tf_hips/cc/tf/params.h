@@ -61,8 +61,8 @@ absl::Status ReadListedParams(const Context& context, const TfHipsCodec& codec,
                                                  " integers and ", floats.size(), " floats"));
 }
 
-// A null codec becomes the one that the attribute `codec` names; it stays null when that one is not
-// loaded. An InvalidArgument names the codec and the bounds of a parameter.
+// A null codec becomes the one that the attribute `codec` names; it stays null when that one is
+// neither loaded nor built in. An InvalidArgument names the codec and the bounds of a parameter.
 template <typename Context>
 absl::Status ReadCodec(const Context& context, const TfHipsCodec** codec_out,
                        std::vector<double>* params, std::string* name) {
@@ -73,6 +73,7 @@ absl::Status ReadCodec(const Context& context, const TfHipsCodec** codec_out,
   if (is_named) {
     if (absl::Status status = context.GetAttr("codec", name); !status.ok()) return status;
     *codec_out = FindLoadedCodec(*name);
+    if (*codec_out == nullptr) *codec_out = tf_hips_find_codec(name->c_str());
     if (*codec_out == nullptr) return absl::OkStatus();
   }
   const TfHipsCodec& codec = **codec_out;
