@@ -200,6 +200,18 @@ def test_the_last_round_is_as_long_as_what_is_left(counted):
 
 
 @pytest.mark.tf
+def test_a_backup_of_esync_knows_how_many_steps_are_left(counted, tmp_path):
+    from tf_hips.trainer.rounds import MetBackup
+
+    counted.num_steps, left = 40, []
+    backup = MetBackup(str(tmp_path), counted)
+    for made in (0, 30, 41):
+        counted.made = made
+        left.append(backup._left())
+    assert left == [40, 10, 0]
+
+
+@pytest.mark.tf
 def test_everybody_tests_after_a_pass_or_so_many_rounds(counted):
     counted.num_steps, counted.made, counted._steps = 100, 30, 0
     assert not counted.is_test_due()

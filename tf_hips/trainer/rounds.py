@@ -312,7 +312,11 @@ class MetBackup(Backup):
 
     def __init__(self, directory: str, loop: CountedESync) -> None:
         """Plans backups in `directory`."""
-        super().__init__(directory, lambda: loop.made >= loop.num_steps, save_freq=_WITHOUT_END)
+        # Before its first step the loop does not know what a backup has made: then all are left.
+        # The last round may make more than all, which is no other run's end.
+        super().__init__(
+            directory, lambda: max(loop.num_steps - loop.made, 0), save_freq=_WITHOUT_END
+        )
         self._loop = loop
         self._tests = 0
 
