@@ -122,9 +122,10 @@ def _uneven():
 
 
 @ranks(2)
-def test_weights_that_a_callback_restores_are_those_of_all():
+def test_early_stopping_of_one_worker_is_that_of_all(tmp_path):
     import keras
 
+    from tf_hips.callbacks import BackupAndRestore
     from tf_hips.loops import FedAvg
     from tf_hips.strategies import CompressedRing
 
@@ -144,6 +145,19 @@ def test_weights_that_a_callback_restores_are_those_of_all():
     if rank == 0:
         np.testing.assert_array_equal(model.get_weights()[0], seen[0])
     np.testing.assert_array_equal(loop.reference[0].numpy(), model.get_weights()[0])
+
+    # Worker 0 alone stops, after two epochs, in the middle of a round. Backups are everybody's.
+    for save_freq in ("epoch", 3):
+        strategy = CompressedRing()
+        model = _model(strategy)
+        loop = FedAvg(model, strategy, local_steps=7)
+        stop = keras.callbacks.EarlyStopping("loss", patience=1)
+        backup = BackupAndRestore(tmp_path / str(save_freq), save_freq=save_freq)
+        used = [Losses(), stop, backup]
+        history = loop.fit(x, y, batch_size=BATCH, epochs=3, verbose=0, callbacks=used)
+        assert history.epoch == [0, 1]
+        assert is_equal(model)
+        assert (tmp_path / str(save_freq)).is_dir()
 
 
 @ranks(2)
