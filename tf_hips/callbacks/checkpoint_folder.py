@@ -96,8 +96,12 @@ class CheckpointFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             for entry in self.path.iterdir():
-                if entry.name.startswith(_WRITING):
+                if not entry.name.startswith(_WRITING):
+                    continue
+                if entry.is_dir():
                     shutil.rmtree(entry)
+                else:  # of one that was killed while it wrote it
+                    entry.unlink()
             (self.path / _ENDED).unlink(missing_ok=True)
             probe = self.path / f"{_WRITING}probe"
             probe.touch()
@@ -193,11 +197,20 @@ class CheckpointFolder:
         return checkpoint
 
     def end(self, step: int, reason: str | None, run: str | None = None) -> None:
-        """Says to who follows that no more checkpoints come from `run`, if that has a name."""
+        """Says to who follows that no more checkpoints come from `run`, if that has a name.
+
+        Raises:
+            OSError: the disk is full, or the like; nothing is left behind.
+        """
         draft = self.path / f"{_WRITING}ended"
         told = {"last_step": step, "reason": reason, "run": run}
-        draft.write_text(json.dumps(told) + "\n", encoding="utf-8")
-        draft.replace(self.path / _ENDED)
+        try:
+            draft.write_text(json.dumps(told) + "\n", encoding="utf-8")
+            draft.replace(self.path / _ENDED)
+        except OSError:
+            with contextlib.suppress(OSError):
+                draft.unlink()
+            raise
 
     def ended(self, run: str | None = None) -> Mapping[str, Any] | None:
         """What `end` said; None while training goes on.
