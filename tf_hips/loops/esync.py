@@ -373,6 +373,7 @@ class ESync(Loop):
             **super().facts(),
             "`rule`": "default" if self._asked is None else "compat",
             "`averaging`": self._averaging,
+            "`pace`": None if self._paced is None else self._paced.pace.text,
         }
 
     def _pace_client(self) -> PaceClient | None:
