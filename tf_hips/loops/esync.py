@@ -274,8 +274,13 @@ class ESync(Loop):
         return steps
 
     def pause(self, seconds: float) -> None:
-        """Does not count `seconds` of this local phase, such as those of a test, as late."""
+        """Does not count `seconds` of this local phase, such as those of a test, as late.
+
+        Call it when the test is over and has left the model's metrics as steps are to find them:
+        what they hold now is no loss of this phase either.
+        """
         self._paused_s += seconds
+        self._loss.begin_epoch()
 
     def is_enough(self) -> bool:
         """Whether the local phase ends here; asked after each execution."""

@@ -285,11 +285,11 @@ class RoundProgress(Progress):
         began = time.monotonic()
         tested = self.model.evaluate(self._test_batches, verbose=0, return_dict=True)
         self._evaluation_s = time.monotonic() - began
-        self._loop.pause(self._evaluation_s)
         told = {f"val_{name}": value for name, value in tested.items()}
         super().on_epoch_end(self._loop.tests, {**(logs or {}), **told})
         self._loop.tests += 1
         self.model.reset_metrics()  # loss and accuracy are those since the last test
+        self._loop.pause(self._evaluation_s)
         super().on_epoch_begin(self._loop.tests)
 
 
