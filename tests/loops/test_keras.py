@@ -310,6 +310,16 @@ def test_a_stop_ends_with_a_meeting():
     assert loop.fit(x, y, batch_size=BATCH, verbose=0).epoch == [0]
 
 
+def test_a_fit_without_an_epoch_does_nothing():
+    loop = _loop()
+    first = loop.model.get_weights()
+    x, y = training.data(ROWS)
+    for options in ({"epochs": 0}, {"epochs": 3, "initial_epoch": 3}):
+        assert loop.fit(x, y, verbose=0, **options).epoch == []
+    for one, other in zip(loop.model.get_weights(), first, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 @pytest.mark.parametrize("kind", ["FedAvg", "StreamingDiLoCo"])
 def test_a_loss_that_is_no_number_costs_a_round(kind, caplog):
     import keras

@@ -513,7 +513,9 @@ class Loop(keras.callbacks.Callback):
             meeting = self._gather(ends, self._bearing if is_whole else None, parties)
             place = self._loan.place()
             names = self._loan.names()
-        if self.round == 0:
+        # Where `epochs` leaves no epoch to anybody, as after a script's own checkpoint, `fit` does
+        # nothing, as in plain Keras.
+        if self.round == 0 and (self.epochs or not meeting.is_idle):
             check_samples(meeting, names, place[0], parties)
         self.hear(meeting)
         for name, one in zip(itertools.chain(*names), meeting.everyone, strict=True):
