@@ -50,6 +50,11 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path):
     with pytest.raises(OSError, match="No space"):
         folder.write(5, 0, {}, fail)
     assert list(tmp_path.iterdir()) == []
+    (tmp_path / "training_ended.json").mkdir()  # it cannot be written
+    with pytest.raises(OSError, match=r"training_ended\.json"):
+        folder.end(5, None)
+    (tmp_path / "training_ended.json").rmdir()
+    assert list(tmp_path.iterdir()) == []
     folder.write(5, 0, {}, write_text)
     folder.write(5, 1, {}, write_text)
     assert folder.read(5).epoch == 1
@@ -59,6 +64,11 @@ def test_what_a_stopped_run_left_is_swept_and_later_steps_are_refused(tmp_path):
     folder = CheckpointFolder(tmp_path)
     folder.begin(0)
     folder.write(5, 0, {}, write_text)
+    (tmp_path / ".writing-model_step_6").mkdir()
+    for name in ("ended", "probe"):  # files: the disk was full, or it was killed
+        (tmp_path / f".writing-{name}").touch()
+    folder.begin(5)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model_step_5"]
     (tmp_path / ".writing-model_step_6").mkdir()
     folder.end(5, None)
     assert folder.ended() == {"last_step": 5, "reason": None, "run": None}

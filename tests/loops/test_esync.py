@@ -161,11 +161,13 @@ def _rounds(folder):
     ["ring", *(pytest.param(one, marks=pytest.mark.slow) for one in ("butterfly", "blocks"))],
 )
 @ranks(2)
-def test_two_uneven_workers_without_a_server(topology):
+def test_two_uneven_workers_without_a_server(topology, tmp_path):
     import os
 
     from tests.strategies import training
+    from tf_hips.callbacks import BackupAndRestore
     from tf_hips.comm import primitives
+    from tf_hips.errors import ConfigError
     from tf_hips.loops import ESync
     from tf_hips.strategies import CompressedRing, fingerprint
 
@@ -183,6 +185,10 @@ def test_two_uneven_workers_without_a_server(topology):
         lambda event, values: members.add(values["member"]) if event == "esync" else None
     )
     x, y = training.data(BATCH * (16 if rank == 0 else 128), seed=rank)
+    with pytest.raises(
+        ConfigError, match=r"train without `BackupAndRestore`\. Received: 2 workers"
+    ):
+        loop.fit(x, y, batch_size=BATCH, verbose=0, callbacks=[BackupAndRestore(tmp_path)])
     loop.fit(x, y, batch_size=BATCH, epochs=1, verbose=0)
     assert members == {rank}
     assert len(set(primitives.gather_objects(fingerprint(model)))) == 1

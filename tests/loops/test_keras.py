@@ -101,11 +101,20 @@ QUICK = ("executions", "length unknown")
     [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS],
 )
 def test_one_worker_trains_as_under_plain_keras(kind):
+    import keras
+
     from tf_hips.strategies import local
+
+    class Prunes(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            """Sets weights, also after the last meeting that has steps."""
+            for one in self.model.weights:
+                one.assign(np.where(np.abs(one.numpy()) < 0.1, 0.0, one.numpy()))
 
     build, data_of = KINDS[kind]
     x, y = training.data(ROWS)
     options = {"epochs": 4, "initial_epoch": 1, "verbose": 0, "validation_data": (x, y)}
+    options["callbacks"] = [Prunes()]
     loop = _loop(build)
     data, more = data_of(x, y)
     found = loop.fit(*data, **more, **options)
@@ -299,6 +308,16 @@ def test_a_stop_ends_with_a_meeting():
     assert not np.array_equal(first, loop.model.get_weights()[0])
     # The next `fit` goes on.
     assert loop.fit(x, y, batch_size=BATCH, verbose=0).epoch == [0]
+
+
+def test_a_fit_without_an_epoch_does_nothing():
+    loop = _loop()
+    first = loop.model.get_weights()
+    x, y = training.data(ROWS)
+    for options in ({"epochs": 0}, {"epochs": 3, "initial_epoch": 3}):
+        assert loop.fit(x, y, verbose=0, **options).epoch == []
+    for one, other in zip(loop.model.get_weights(), first, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("kind", ["FedAvg", "StreamingDiLoCo"])

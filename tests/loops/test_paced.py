@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tf_hips.comm import primitives
 from tf_hips.errors import ConfigError, ProtocolError
 from tf_hips.esync.pacer import Report
 from tf_hips.esync.rule import Pace
@@ -149,11 +150,14 @@ def test_the_first_round_ends_without_a_server_or_after_a_minute_or_with_an_assi
     assert not one.goes_on(1, Report(2, 1.0, 2.0), server)  # type: ignore[arg-type]
 
 
-def test_what_was_assigned_holds_until_something_else_is() -> None:
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_what_was_assigned_holds_until_something_else_is(is_shared: bool) -> None:
+    """Also in another `fit` of a party of several workers, where rank 0's holds for all."""
+    primitives.init()
     one = begun(4.0)
-    one.hear(0, 0, [(4, said(1.0, 4.0, 0.0)), (4, said(0.25, 1.0, 0.0))])
-    assert one.begin(is_shared=False) == 2 and one.assigned is not None
-    assert [one.begin(is_shared=False) for _ in range(2)] == [2, 2]
+    one.hear(0, 1, [(4, said(1.0, 4.0, 0.0)), (4, said(0.25, 1.0, 0.0))])
+    assert one.begin(is_shared=is_shared) == 8 and one.assigned is not None
+    assert [one.begin(is_shared=is_shared) for _ in range(2)] == [8, 8]
 
 
 def test_members_of_different_paces_do_not_meet() -> None:

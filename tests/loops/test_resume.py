@@ -2,6 +2,7 @@
 """Runs that are stopped in the middle of a round and go on, bit for bit."""
 
 import contextlib
+import functools
 import json
 
 import pytest
@@ -23,7 +24,9 @@ class _StopError(Exception):
     pass
 
 
-def _run(strategy, worker, folder, *, is_stopped, options, stop_at, save_freq, execution=1):
+def _run(
+    strategy, worker, folder, *, is_stopped, options, stop_at, save_freq, execution=1, then=None
+):
     """One `fit`; the weights and slots at its end, or None where it is stopped."""
     import keras
 
@@ -66,7 +69,27 @@ def _run(strategy, worker, folder, *, is_stopped, options, stop_at, save_freq, e
     assert (history is None) == is_stopped
     if is_stopped:
         return None
-    return [one.tobytes().hex() for one in training.values(model)], history.history["loss"]
+    ended = [one.tobytes().hex() for one in training.values(model)], history.history["loss"]
+    if then is not None:
+        then(loop, x, y)
+    return ended
+
+
+def _stop_one_early(loop, x, y, *, worker, folder):
+    """Both keep a backup where only one has made its last epoch, or could not go on together."""
+    import keras
+
+    from tf_hips.callbacks import BackupAndRestore
+    from tf_hips.callbacks.folder import BackupFolder
+
+    class Stops(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = worker == 1
+
+    rows = 80 if worker else 16  # two short epochs, or a long one
+    used = [BackupAndRestore(folder), Stops()]
+    loop.fit(x[:rows], y[:rows], batch_size=8, epochs=2, verbose=0, callbacks=used)
+    assert BackupFolder(folder / ("north", "south")[worker]).backups()
 
 
 @pytest.mark.slow
@@ -112,6 +135,7 @@ def _train_in_parties(folder):
     is_south = False
     for run in _configs():
         is_south = run.uplink.site == "south"
+        early = functools.partial(_stop_one_early, worker=int(is_south), folder=folder / "early")
         strategy = HierarchicalPS("error_feedback(onebit)", downlink=None, config=run)
         results.append(
             _run(
@@ -123,6 +147,7 @@ def _train_in_parties(folder):
                 # The newest backups are of steps 16 and 18, which are of one round.
                 stop_at=STOP_AT + is_south,
                 save_freq=3 if is_south else 2,
+                then=early if run.run == "undisturbed" else None,
             )
         )
         strategy.close()  # no reason: the other party has some steps to make

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a loop keeps from one `fit` to the next, and what has happened to the model in between."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -122,9 +124,10 @@ def _uneven():
 
 
 @ranks(2)
-def test_weights_that_a_callback_restores_are_those_of_all():
+def test_early_stopping_of_one_worker_is_that_of_all(tmp_path):
     import keras
 
+    from tf_hips.callbacks import BackupAndRestore
     from tf_hips.loops import FedAvg
     from tf_hips.strategies import CompressedRing
 
@@ -144,6 +147,19 @@ def test_weights_that_a_callback_restores_are_those_of_all():
     if rank == 0:
         np.testing.assert_array_equal(model.get_weights()[0], seen[0])
     np.testing.assert_array_equal(loop.reference[0].numpy(), model.get_weights()[0])
+
+    # Worker 0 alone stops, after two epochs, in the middle of a round. Backups are everybody's.
+    for save_freq in ("epoch", 3):
+        strategy = CompressedRing()
+        model = _model(strategy)
+        loop = FedAvg(model, strategy, local_steps=7)
+        stop = keras.callbacks.EarlyStopping("loss", patience=1)
+        backup = BackupAndRestore(tmp_path / str(save_freq), save_freq=save_freq)
+        used = [Losses(), stop, backup]
+        history = loop.fit(x, y, batch_size=BATCH, epochs=3, verbose=0, callbacks=used)
+        assert history.epoch == [0, 1]
+        assert is_equal(model)
+        assert (tmp_path / str(save_freq)).is_dir()
 
 
 @ranks(2)
@@ -253,3 +269,34 @@ def test_a_run_that_was_stopped_in_its_last_meeting_goes_on(kind, tmp_path):
         ended.append(model.get_weights())
     for one, other in zip(*ended, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+_HALVES = {"local_steps": 4, "fragments": 2}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "others", "told"),
+    [
+        ("FedAvg", {"local_steps": 2}, {"server_optimizer": "fedavgm"}, "is fedavgm.*was fedavg"),
+        ("FedAvg", {"local_steps": 2}, {"reset_optimizer": True}, "is True and was False"),
+        ("StreamingDiLoCo", _HALVES, {"server_optimizer": "fedavgm"}, "is fedavgm.*was diloco"),
+        ("ESync", {}, {"pace": "first_steps=3"}, "`pace` is .*first_steps=3.* and was .*"),
+    ],
+)
+def test_a_backup_is_of_a_loop_with_the_same_settings(kind, options, others, told):
+    from tf_hips import loops
+    from tf_hips.errors import ProtocolError
+    from tf_hips.loops.position import Position
+    from tf_hips.strategies import CompressedRing
+
+    def position(**more):
+        strategy = CompressedRing()
+        return Position(getattr(loops, kind)(_model(strategy), strategy, **options, **more))
+
+    saved, other = position().serialize(), position(**others)
+    with pytest.raises(ProtocolError, match=told):
+        other.deserialize(saved)
+    older = json.loads(saved)  # had none of these facts
+    for name in ("`server_optimizer`", "`reset_optimizer`", "`pace`"):
+        older["facts"].pop(name, None)
+    other.deserialize(json.dumps(older))

@@ -245,7 +245,8 @@ def test_hfa_needs_a_server():
 
     strategy = CompressedRing()
     loop = FedAvg(_linear(strategy, "sgd"), strategy, local_steps=2)
-    assert repr(loop).startswith("<FedAvg: weighting=samples, party rounds=1, local_steps=2,")
+    assert repr(loop).startswith("<FedAvg: weighting=samples, party rounds=1, server_optimizer=")
+    assert "reset_optimizer=False, local_steps=2, local_epochs=None" in repr(loop)
     with pytest.raises(ConfigError, match="HFA is for parties with a server"):
         HFA(_linear(strategy, "sgd"), strategy, local_steps=2, party_rounds=2)
 

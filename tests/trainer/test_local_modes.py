@@ -2,6 +2,7 @@
 """Modes with local steps: what their options mean, and runs of them by the launcher."""
 
 import dataclasses
+import types
 
 import pytest
 
@@ -174,10 +175,30 @@ def test_parties_of_unequal_rows_test_after_as_many_rounds():
 
 
 @pytest.mark.tf
-def test_a_test_is_no_delay(counted):
+def test_a_test_is_no_delay_and_no_loss_of_a_phase(counted, monkeypatch):
+    import keras
+
+    from tf_hips.loops.losses import PhaseLoss
+    from tf_hips.trainer import rounds
+    from tf_hips.trainer.progress import Plan, Progress
+
     assert counted.is_enough()
-    counted.pause(2.5)
+    mean = keras.metrics.Mean()
+    mean.update_state([1.0] * 50)  # of the phases before, in one epoch of Keras
+    model = types.SimpleNamespace(_loss_tracker=mean, reset_metrics=mean.reset_state)
+    model.evaluate = lambda *_, **__: mean.update_state([9.0] * 70) or {"loss": 9.0}
+    counted._loss = PhaseLoss(model)
+    plan = Plan(90, 10, 1, 1, 1.0, 0.1, tree=None, is_first=False)
+    progress = rounds.RoundProgress(plan, lambda *_, **__: None, counted, None)
+    progress._model = model
+    for name in ("on_epoch_begin", "on_epoch_end"):
+        monkeypatch.setattr(Progress, name, lambda *_, **__: None)
+    clock = types.SimpleNamespace(monotonic=iter((0.0, 2.5)).__next__)
+    monkeypatch.setattr(rounds, "time", clock)
+    progress._tell({})
     assert not counted.is_enough()
+    mean.update_state([3.0] * 60)
+    assert counted._loss.mean == 3.0
     counted.plan(2)
     assert counted.is_enough(), "it was a pause of the phase before"
 
@@ -197,6 +218,18 @@ def test_the_last_round_is_as_long_as_what_is_left(counted):
     counted.made = 100
     counted._steps = 1
     assert counted.is_enough()
+
+
+@pytest.mark.tf
+def test_a_backup_of_esync_knows_how_many_steps_are_left(counted, tmp_path):
+    from tf_hips.trainer.rounds import MetBackup
+
+    counted.num_steps, left = 40, []
+    backup = MetBackup(str(tmp_path), counted)
+    for made in (0, 30, 41):
+        counted.made = made
+        left.append(backup._left())
+    assert left == [40, 10, 0]
 
 
 @pytest.mark.tf

@@ -200,6 +200,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         )
         if any(stops for stops, _ in wishes):
             is_due = all(is_sane for _, is_sane in wishes)
+            # Workers of one party that train apart would go on alone, up to the loop's next
+            # meeting, and back up without this one.
+            self.model.stop_training = True
         if is_due:
             self._save(epoch + 1, 0)
 
@@ -209,8 +212,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         if self._resumed is not None:
             self.model._initial_epoch = self._outer_epoch
         resuming.begin_anew(self.model)
+        # Of all parties, also those of a loop: the next run wants a backup of each, or of none.
         if self._delete and all(
-            self._peers.gather_from_all(self._has_ended(), "the end of the run")
+            self._peers.gather_from_whole_run(self._has_ended(), "the end of the run")
         ):
             self._folder.note_over()
             self._peers.on_first(self._clear)

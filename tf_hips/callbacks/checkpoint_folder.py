@@ -97,8 +97,12 @@ class CheckpointFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             for entry in self.path.iterdir():
-                if entry.name.startswith(_WRITING):
+                if not entry.name.startswith(_WRITING):
+                    continue
+                if entry.is_dir():
                     shutil.rmtree(entry)
+                else:  # of one that was killed while it wrote it
+                    entry.unlink()
             (self.path / _ENDED).unlink(missing_ok=True)
             probe = self.path / f"{_WRITING}probe"
             probe.touch()
@@ -194,7 +198,11 @@ class CheckpointFolder:
         return checkpoint
 
     def end(self, step: int, reason: str | None, run: str | None = None) -> None:
-        """Says to who follows that no more checkpoints come from `run`, if that has a name."""
+        """Says to who follows that no more checkpoints come from `run`, if that has a name.
+
+        Raises:
+            OSError: the disk is full, or the like; nothing is left behind.
+        """
         told = {"last_step": step, "reason": reason, "run": run}
         config.write_whole(json.dumps(told) + "\n", self.path / _ENDED)
 

@@ -73,14 +73,15 @@ def epoch_iterator(model: keras.Model) -> Any:
     return _Fit(model).steps
 
 
-def put_first(callback: keras.callbacks.Callback) -> None:
-    """Moves a callback to the beginning of the list that calls it right now."""
+def put_first(callback: keras.callbacks.Callback) -> list[keras.callbacks.Callback]:
+    """Moves a callback to the beginning of the list that calls it right now; returns the others."""
     for frame in _frames():
         owner = frame.f_locals.get("self")
         if isinstance(owner, keras.callbacks.CallbackList):
             others = [one for one in owner.callbacks if one is not callback]
             owner.callbacks = [callback, *others]
-            return
+            return others
+    return []
 
 
 def put_last(callback: keras.callbacks.Callback) -> list[keras.callbacks.Callback]:

@@ -39,7 +39,6 @@ Invariant: after a meeting, what is trained is equal on all that have exchanged,
 
 import copy
 import itertools
-import json
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -49,9 +48,7 @@ import tensorflow as tf
 
 from tf_hips import log
 from tf_hips.callbacks import resuming
-from tf_hips.callbacks.changes import changes
 from tf_hips.comm.compressed import MakeVariable
-from tf_hips.errors import ProtocolError
 from tf_hips.loops import bearing, checked, voted
 from tf_hips.loops.bearing import Bearing, bearing_of
 from tf_hips.loops.exchange import Exchange
@@ -59,6 +56,7 @@ from tf_hips.loops.executions import Executions
 from tf_hips.loops.hearing import check_samples, read_all
 from tf_hips.loops.meeting import WEIGHTINGS, Meeting, Told, Word, met, own_words
 from tf_hips.loops.outer import Outer, chosen_outer
+from tf_hips.loops.position import Position
 from tf_hips.loops.slots import FirstSlots
 from tf_hips.strategies import agreeing
 from tf_hips.strategies.gradients import Gradient
@@ -127,6 +125,7 @@ class Loop(keras.callbacks.Callback):
         strategy.loan = self._loan
         self._weighting = weighting
         self._party_rounds = party_rounds
+        self._outer = Outer(rule)
         self._bearing = bearing_of(strategy)
         self._slots = FirstSlots(model)
         self._resets_slots = reset_optimizer
@@ -134,12 +133,12 @@ class Loop(keras.callbacks.Callback):
             self,
             strategy,
             self._loan,
-            Outer(rule),
+            self._outer,
             has_milestone=party_rounds > 1,
             averages_statistics=average_statistics,
         )
         self._executions = Executions(model, self._ran, self._left)
-        self._position = _Position(self)
+        self._position = Position(self)
         self.round = 0
         self._epochs = 0  # ended since the last meeting
         self._total_steps = 0
@@ -228,7 +227,12 @@ class Loop(keras.callbacks.Callback):
 
     def facts(self) -> dict[str, Any]:
         """What must be equal where a backup is taken up: JSON values by name."""
-        return {"weighting": self._weighting, "party rounds": self._party_rounds}
+        return {
+            "weighting": self._weighting,
+            "party rounds": self._party_rounds,
+            "`server_optimizer`": self._outer.text,
+            "`reset_optimizer`": self._resets_slots,
+        }
 
     def more(self, trained: Sequence[Gradient]) -> list[Gradient]:
         """Tensors that are exchanged beside those that are trained."""
@@ -509,7 +513,9 @@ class Loop(keras.callbacks.Callback):
             meeting = self._gather(ends, self._bearing if is_whole else None, parties)
             place = self._loan.place()
             names = self._loan.names()
-        if self.round == 0:
+        # Where `epochs` leaves no epoch to anybody, as after a script's own checkpoint, `fit` does
+        # nothing, as in plain Keras.
+        if self.round == 0 and (self.epochs or not meeting.is_idle):
             check_samples(meeting, names, place[0], parties)
         self.hear(meeting)
         for name, one in zip(itertools.chain(*names), meeting.everyone, strict=True):
@@ -564,33 +570,6 @@ class Loop(keras.callbacks.Callback):
             "as after a loss that is no number. It goes on with those of the others.",
             self.round, name,
         )  # fmt: skip
-
-
-class _Position(tf.train.experimental.PythonState):
-    """Where a loop is, in the backups of a run."""
-
-    def __init__(self, loop: Loop) -> None:
-        self._loop = loop
-
-    def serialize(self) -> str:
-        """The place, and what must be equal where it is taken up, as JSON."""
-        loop = self._loop
-        return json.dumps({"facts": loop.facts(), "place": loop.place()}, sort_keys=True)
-
-    def deserialize(self, string_value: str) -> None:
-        """Goes on where the run that saved it was.
-
-        Raises:
-            ProtocolError: that was a run of another loop.
-        """
-        saved, loop = json.loads(string_value), self._loop
-        current = json.loads(json.dumps(loop.facts()))
-        told = changes(current, saved["facts"])
-        if told:
-            raise ProtocolError(
-                f"A backup must be taken up by the loop that made it. Received: {'; '.join(told)}"
-            )
-        loop.go_on(saved["place"])
 
 
 _CALLBACKS = 5  # the place of `callbacks` among the arguments of `fit`

@@ -32,6 +32,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_hips import callbacks
+from tf_hips.callbacks import resuming
 from tf_hips.comm import primitives
 from tf_hips.errors import ConfigError
 from tf_hips.esync import RULES
@@ -217,7 +219,19 @@ class ESync(Loop):
     # When.
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Begins a `fit`; with the paper's rule, a table at the state server."""
+        """Begins a `fit`; with the paper's rule, a table at the state server.
+
+        Raises:
+            ConfigError: workers that make different numbers of steps are to back up together.
+        """
+        others = resuming.put_first(self)
+        has_backups = any(isinstance(one, callbacks.BackupAndRestore) for one in others)
+        if has_backups and self._loan.level == WORKER and primitives.size() > 1:
+            raise ConfigError(
+                "Workers of one party that make different numbers of steps cannot back up "
+                "together: let each be a party, or train without `BackupAndRestore`. Received: "
+                f"{primitives.size()} workers"
+            )
         super().on_train_begin(logs)
         if self._asked is not None:
             # Others ask when they have their first weights, which come from rank 0.
@@ -260,8 +274,13 @@ class ESync(Loop):
         return steps
 
     def pause(self, seconds: float) -> None:
-        """Does not count `seconds` of this local phase, such as those of a test, as late."""
+        """Does not count `seconds` of this local phase, such as those of a test, as late.
+
+        Call it when the test is over and has left the model's metrics as steps are to find them:
+        what they hold now is no loss of this phase either.
+        """
         self._paused_s += seconds
+        self._loss.begin_epoch()
 
     def is_enough(self) -> bool:
         """Whether the local phase ends here; asked after each execution."""
@@ -359,6 +378,7 @@ class ESync(Loop):
             **super().facts(),
             "`rule`": "default" if self._asked is None else "compat",
             "`averaging`": self._averaging,
+            "`pace`": None if self._paced is None else self._paced.pace.text,
         }
 
     def _pace_client(self) -> PaceClient | None:

@@ -181,6 +181,8 @@ class Exchange:
             place: party and number of this worker among them.
             is_whole: whether all parties meet; else the workers of this one.
         """
+        if is_whole and meeting.is_idle:
+            return  # what something else has set since the last meeting stays: see `agree`
         self._exchange(meeting, place, is_whole=is_whole)
         self.average(meeting, place, is_whole=is_whole)
 

@@ -205,6 +205,15 @@ class Meeting:
         return not sum(self.party_shares()) or (self.is_short and self.is_last)
 
     @property
+    def is_idle(self) -> bool:
+        """Whether it is the last one, and nobody has made a step that it could exchange."""
+        return (
+            self.is_void
+            and self.is_last
+            and not any(one.steps or one.is_absent or not one.is_finite for one in self.everyone)
+        )
+
+    @property
     def _has_ended_idle(self) -> bool:
         """Whether somebody has no row because its data have ended."""
         return any(

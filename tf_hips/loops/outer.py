@@ -68,6 +68,11 @@ class Outer:
         self._slots: list[list[tf.Variable]] = []
         self._count: tf.Variable | None = None
 
+    @property
+    def text(self) -> str:
+        """The rule in words, for what must be equal where a backup is taken up."""
+        return "the server's" if self.rule is None else str(self.rule)
+
     def make(self, shapes: Sequence[tf.TensorShape], make: MakeVariable) -> None:
         """Makes what the optimizer keeps of tensors of these shapes."""
         if self.rule is None or not steps.num_slots(self.rule):

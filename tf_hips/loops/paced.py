@@ -121,14 +121,12 @@ class Paced:
         found, self._found = self._found, None
         if self._client is not None:
             found = self._client.assignment(_ANSWER_S) or found
-        if is_shared:
-            steps = None if found is None else found.steps
-            steps = primitives.broadcast_object(steps, 0, "steps of the next round")
-            self.assigned = None
-            return self.pace.first_steps if steps is None else int(steps)
         if found is not None:
             self.assigned = found  # else what was assigned before: another `fit`, or a lost answer
-        return self.pace.first_steps if self.assigned is None else self.assigned.steps
+        steps = self.pace.first_steps if self.assigned is None else self.assigned.steps
+        if is_shared:
+            steps = int(primitives.broadcast_object(steps, 0, "steps of the next round"))
+        return steps
 
     @property
     def is_first(self) -> bool:

@@ -115,6 +115,7 @@ class StreamingDiLoCo(Loop):
         """What must be equal where a backup is taken up."""
         return {
             **super().facts(),
+            "`server_optimizer`": self._fragment_outer.text,
             "`local_steps`": self._interval * self._fragments,
             "`fragments`": self._fragments,
             "`overlap`": self._overlap,

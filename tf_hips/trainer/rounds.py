@@ -285,11 +285,11 @@ class RoundProgress(Progress):
         began = time.monotonic()
         tested = self.model.evaluate(self._test_batches, verbose=0, return_dict=True)
         self._evaluation_s = time.monotonic() - began
-        self._loop.pause(self._evaluation_s)
         told = {f"val_{name}": value for name, value in tested.items()}
         super().on_epoch_end(self._loop.tests, {**(logs or {}), **told})
         self._loop.tests += 1
         self.model.reset_metrics()  # loss and accuracy are those since the last test
+        self._loop.pause(self._evaluation_s)
         super().on_epoch_begin(self._loop.tests)
 
 
@@ -312,7 +312,11 @@ class MetBackup(Backup):
 
     def __init__(self, directory: str, loop: CountedESync) -> None:
         """Plans backups in `directory`."""
-        super().__init__(directory, lambda: loop.made >= loop.num_steps, save_freq=_WITHOUT_END)
+        # Before its first step the loop does not know what a backup has made: then all are left.
+        # The last round may make more than all, which is no other run's end.
+        super().__init__(
+            directory, lambda: max(loop.num_steps - loop.made, 0), save_freq=_WITHOUT_END
+        )
         self._loop = loop
         self._tests = 0
 
