@@ -13,6 +13,7 @@ from tests.comm.profiles import DGC, ONEBIT, codec, profile
 from tf_hips import cli, config
 from tf_hips.cli import plan as plan_command
 from tf_hips.cli import profile as profile_command
+from tf_hips.comm import mpi
 from tf_hips.comm.cost_model import Backward
 from tf_hips.comm.plan import Plan
 from tf_hips.comm.planner import make_plan
@@ -25,9 +26,8 @@ SIZES = {"conv/kernel": 1728, "conv/bias": 64, "dense, wide [1]": 2**23, "dense/
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
-    for names in profile_command._LAUNCHERS:
-        for name in names:
-            monkeypatch.delenv(name, raising=False)
+    for name in (*mpi.HOROVOD, *mpi.SIZES):
+        monkeypatch.delenv(name, raising=False)
     profile(4, 1.25e7, codecs=(codec(ONEBIT, 1 / 8), codec(DGC, 0.065))).write("p.yaml")
     Path("m.csv").write_text("".join(f"{name},{size}\n" for name, size in SIZES.items()))
     return tmp_path
@@ -228,6 +228,20 @@ def test_under_a_launcher_each_process_is_a_rank(
     code, _, err = run("profile", "-np", "2", capsys=capsys)
     assert code == 2
     assert "-np is for ranks on this machine" in err
+
+
+def test_launchers_that_horovod_does_not_know(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # A batch script of Slurm, for as many tasks as it may start; it is one process.
+    assert profile_command.launched_rank({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}) is None
+    monkeypatch.setattr(profile_command, "_run_here", lambda command, number: 7)
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    assert run("profile", "-np", "3", capsys=capsys)[0] == 7
+    code, _, err = run("profile", capsys=capsys)
+    assert code == 1
+    assert "without MPI here. Start them with `horovodrun`" in err
+    assert err.endswith("Received: SLURM_STEP_NUM_TASKS=4\n")
 
 
 @pytest.mark.parametrize(
