@@ -143,7 +143,7 @@ class InParty:
         Args:
             gradients: what comes.
             label: part of the collectives' names.
-            seed: of the run.
+            seed: of the run, the same on all ranks.
             worker: number of this worker among those of all parties.
             make_variable: makes a non-trainable variable from an initial value and a name.
             complain: called where a gradient is not finite, on all ranks.
@@ -156,7 +156,7 @@ class InParty:
             ValueError: the topology does not go with the compressor or the number of ranks.
         """
         kept = keeper.kept_plan() if keeper is not None and self._is_auto else None
-        self._compare(gradients, nonfinite, kept)
+        self._compare(gradients, nonfinite, seed, kept)
         plan, compression = self._plan_of(gradients, kept), self.compression
         if plan is not None and keeper is not None and self._is_auto:
             keeper.keep_plan(text_of(plan))
@@ -229,11 +229,12 @@ class InParty:
         )
 
     def _compare(
-        self, gradients: Sequence[Gradient], nonfinite: str, kept: str | None = None
+        self, gradients: Sequence[Gradient], nonfinite: str, seed: int, kept: str | None = None
     ) -> None:
         """Raises on all ranks if they were told different things."""
         own = {name: None if codec is None else codec.text for name, codec in self.codecs().items()}
         own |= {**self.facts(), "`nonfinite`": nonfinite}
+        own["the seed"] = str(seed)  # of what all draw alike: groups of a rule, places of `randomk`
         if kept is not None:
             own["the plan of the saved state"] = hashlib.sha256(kept.encode()).hexdigest()[:16]
         if self._plan is not None:  # they decide about collectives, and not about what is kept
