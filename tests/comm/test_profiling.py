@@ -148,6 +148,13 @@ def test_one_rank_needs_no_profile(tmp_path: Path) -> None:
     assert plan.num_ranks == 1
     assert [choice.topology for choice in plan.choices] == ["allreduce"] * 2
     assert not (tmp_path / "profiles").exists()
+
+    def closed(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with pytest.MonkeyPatch.context() as patch:  # root may read everything
+        patch.setattr(auto.Path, "exists", closed)
+        assert auto._kept(tmp_path / "closed" / "profile.yaml") is None
     profile = profiling.measure([], 0.1)
     assert (profile.num_ranks, profile.codecs) == (1, ())
     assert profile.allreduce == Collective()
