@@ -55,11 +55,14 @@ class Gradient:
         name: name of its variable, for messages only.
         shape: its shape.
         dtype: its type.
+        is_statistic: whether it is how far a statistic of a layer has moved (see `statistics`): no
+            plan has it, and no codec of a party encodes it.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: tf.DType
+    is_statistic: bool = False
 
     @property
     def num_elements(self) -> int:

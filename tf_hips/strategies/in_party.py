@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import tensorflow as tf
+
 from tf_hips import log
 from tf_hips.comm import primitives
 from tf_hips.comm.allreduce import plain
@@ -141,7 +143,7 @@ class InParty:
         """How one list of gradients is summed; called eagerly, once per list, on all ranks.
 
         Args:
-            gradients: what comes.
+            gradients: what comes; statistics, which are summed exactly beside the others, last.
             label: part of the collectives' names.
             seed: of the run, the same on all ranks.
             worker: number of this worker among those of all parties.
@@ -157,10 +159,11 @@ class InParty:
         """
         kept = keeper.kept_plan() if keeper is not None and self._is_auto else None
         self._compare(gradients, nonfinite, seed, kept)
-        plan, compression = self._plan_of(gradients, kept), self.compression
+        trained = [gradient for gradient in gradients if not gradient.is_statistic]
+        plan, compression = self._plan_of(trained, kept), self.compression
         if plan is not None and keeper is not None and self._is_auto:
             keeper.keep_plan(text_of(plan))
-        shapes = [gradient.shape for gradient in gradients]
+        shapes = [gradient.shape for gradient in trained]
         rank = primitives.rank()
 
         def make(
@@ -188,10 +191,12 @@ class InParty:
             planned = PlannedSum(
                 shapes, plan, label, lambda shapes, text, *more: make(shapes, parse(text), *more)
             )
-            return Summing(planned, only_float32=not is_exact, complains=True)
+            whole = _beside_statistics(planned, trained, gradients, label)
+            return Summing(whole, only_float32=not is_exact, complains=True)
         if compression is None:
             return Summing(lambda vectors, step: plain(vectors, label))
         reducer = make(shapes, compression, self._way(), {}, label)
+        reducer = _beside_statistics(reducer, trained, gradients, label)
         return Summing(reducer, only_float32=True, complains=complains(compression))
 
     def _way(self) -> str:
@@ -258,6 +263,21 @@ class InParty:
                     "All ranks of a party must sum the same gradients in the same way. Received: "
                     f"{name}{known} is {first} on rank 0 and {other} on rank {rank}"
                 )
+
+
+def _beside_statistics(
+    reducer: Reducer, trained: Sequence[Gradient], gradients: Sequence[Gradient], label: str
+) -> Reducer:
+    """Sums `trained`, the first of `gradients`, by `reducer` and the rest exactly."""
+    count = len(trained)
+    if count == len(gradients):
+        return reducer
+
+    def reduce(vectors: Sequence[tf.Tensor], step: tf.Tensor) -> list[tf.Tensor]:
+        exact = plain(vectors[count:], f"{label}.statistics")
+        return [*reducer(vectors[:count], step), *exact]
+
+    return reduce
 
 
 def automatic_plan(gradients: Sequence[Gradient]) -> Plan:
