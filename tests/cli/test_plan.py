@@ -139,7 +139,7 @@ def test_a_keras_model_is_asked_in_a_process_of_its_own(
     Path("m.keras").write_bytes(b"")
     commands: list[list[str]] = []
     answers = [
-        subprocess.CompletedProcess([], 0, "notice\n" + json.dumps([["a", 5], ["b", 2**23]]), ""),
+        subprocess.CompletedProcess([], 0, "notice\n" + json.dumps([["a", 0], ["b", 2**23]]), ""),
         subprocess.CompletedProcess([], 1, "", "W 1\ntf_hips.errors.ConfigError: no model"),
     ]
 
@@ -149,9 +149,10 @@ def test_a_keras_model_is_asked_in_a_process_of_its_own(
 
     monkeypatch.setattr(plan_command.subprocess, "run", asked)
     arguments = ["plan", "--profile", "p.yaml", "--model", "m.keras"]
-    code, _, _ = run(*arguments, capsys=capsys)
+    code, out, _ = run(*arguments, capsys=capsys)
     assert code == 0
-    assert [one.num_elements for one in Plan.read("plan.yaml").choices] == [5, 2**23]
+    assert out.splitlines()[1].split()[:5] == ["a", "0", "-", "as", "rows"]
+    assert [one.num_elements for one in Plan.read("plan.yaml").choices] == [0, 2**23]
     assert commands == [[sys.executable, "-m", "tf_hips.comm.keras_file", "m.keras"]]
     code, _, err = run(*arguments, capsys=capsys)
     assert (code, err) == (1, "tf-hips plan: error: no model\n")

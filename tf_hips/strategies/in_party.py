@@ -213,13 +213,7 @@ class InParty:
         if self._is_auto:
             return automatic_plan(gradients)
         if self._plan is not None:
-            # An empty gradient is one that travels apart (see `large_tables`).
-            known = [
-                (gradient.name, gradient.num_elements or choice.num_elements)
-                for gradient, choice in zip(gradients, self._plan.choices, strict=False)
-            ]
-            known += [(one.name, one.num_elements) for one in gradients[len(known) :]]
-            self._plan.check(known, primitives.size())
+            self._plan.check([(one.name, one.num_elements) for one in gradients], primitives.size())
             return self._plan
         if not self._comp_threshold or self.compression is None:
             return None
