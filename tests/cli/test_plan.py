@@ -13,6 +13,7 @@ from tests.comm.profiles import DGC, ONEBIT, codec, profile
 from tf_hips import cli, config
 from tf_hips.cli import plan as plan_command
 from tf_hips.cli import profile as profile_command
+from tf_hips.comm import mpi
 from tf_hips.comm.cost_model import Backward
 from tf_hips.comm.plan import Plan
 from tf_hips.comm.planner import make_plan
@@ -25,9 +26,8 @@ SIZES = {"conv/kernel": 1728, "conv/bias": 64, "dense, wide [1]": 2**23, "dense/
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
-    for names in profile_command._LAUNCHERS:
-        for name in names:
-            monkeypatch.delenv(name, raising=False)
+    for name in (*mpi.HOROVOD, *mpi.SIZES):
+        monkeypatch.delenv(name, raising=False)
     profile(4, 1.25e7, codecs=(codec(ONEBIT, 1 / 8), codec(DGC, 0.065))).write("p.yaml")
     Path("m.csv").write_text("".join(f"{name},{size}\n" for name, size in SIZES.items()))
     return tmp_path
@@ -139,7 +139,7 @@ def test_a_keras_model_is_asked_in_a_process_of_its_own(
     Path("m.keras").write_bytes(b"")
     commands: list[list[str]] = []
     answers = [
-        subprocess.CompletedProcess([], 0, "notice\n" + json.dumps([["a", 5], ["b", 2**23]]), ""),
+        subprocess.CompletedProcess([], 0, "notice\n" + json.dumps([["a", 0], ["b", 2**23]]), ""),
         subprocess.CompletedProcess([], 1, "", "W 1\ntf_hips.errors.ConfigError: no model"),
     ]
 
@@ -149,9 +149,10 @@ def test_a_keras_model_is_asked_in_a_process_of_its_own(
 
     monkeypatch.setattr(plan_command.subprocess, "run", asked)
     arguments = ["plan", "--profile", "p.yaml", "--model", "m.keras"]
-    code, _, _ = run(*arguments, capsys=capsys)
+    code, out, _ = run(*arguments, capsys=capsys)
     assert code == 0
-    assert [one.num_elements for one in Plan.read("plan.yaml").choices] == [5, 2**23]
+    assert out.splitlines()[1].split()[:5] == ["a", "0", "-", "as", "rows"]
+    assert [one.num_elements for one in Plan.read("plan.yaml").choices] == [0, 2**23]
     assert commands == [[sys.executable, "-m", "tf_hips.comm.keras_file", "m.keras"]]
     code, _, err = run(*arguments, capsys=capsys)
     assert (code, err) == (1, "tf-hips plan: error: no model\n")
@@ -228,6 +229,20 @@ def test_under_a_launcher_each_process_is_a_rank(
     code, _, err = run("profile", "-np", "2", capsys=capsys)
     assert code == 2
     assert "-np is for ranks on this machine" in err
+
+
+def test_launchers_that_horovod_does_not_know(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # A batch script of Slurm, for as many tasks as it may start; it is one process.
+    assert profile_command.launched_rank({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}) is None
+    monkeypatch.setattr(profile_command, "_run_here", lambda command, number: 7)
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    assert run("profile", "-np", "3", capsys=capsys)[0] == 7
+    code, _, err = run("profile", capsys=capsys)
+    assert code == 1
+    assert "without MPI here. Start them with `horovodrun`" in err
+    assert err.endswith("Received: SLURM_STEP_NUM_TASKS=4\n")
 
 
 @pytest.mark.parametrize(

@@ -202,6 +202,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
 
 def test_a_plan_that_fits() -> None:
     PLAN.check([("x", 300), ("y", 2**24), ("z", 0)], 4)
+    PLAN.check([("x", 300), ("y", 0), ("z", 2**20)], 4)  # a table, apart in one of them
 
 
 @pytest.mark.parametrize(

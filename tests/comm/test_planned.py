@@ -100,3 +100,19 @@ def test_a_gradient_that_is_short_enough_keeps_its_bits(most: float) -> None:
     values = gradients()[2]
     [kept] = graph.clip(dgc(clip_norm=most), [tf.constant(values)], 1)
     np.testing.assert_array_equal(kept.numpy(), values)
+
+
+def test_a_table_that_travels_apart_is_no_collective(monkeypatch: pytest.MonkeyPatch) -> None:
+    import tensorflow as tf
+
+    from tf_hips.comm import primitives
+    from tf_hips.comm.plan import Choice, Plan
+    from tf_hips.comm.planned import PlannedSum
+
+    names = []
+    monkeypatch.setattr(primitives, "allreduce", lambda one, name: names.append(name) or one)
+    choices = tuple(Choice(str(place), 8, partitions=2) for place in range(2))
+    total = PlannedSum([[0], [8]], Plan(RANKS, choices), "test", lambda *more: None)
+    found = total([tf.zeros([0]), tf.ones([8])], tf.constant(0, tf.int64))
+    assert [one.shape[0] for one in found] == [0, 8]
+    assert names == ["test.exact.tensor_1.part_0", "test.exact.tensor_1.part_1"]

@@ -208,3 +208,13 @@ def test_horovod_that_fuses_is_refused(monkeypatch):
     monkeypatch.setattr(primitives, "_facts", None)
     monkeypatch.setattr(primitives.hvd, "size", lambda: 1)
     primitives.init()
+    # But what an MPI has started is not alone, unless it is told so.
+    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"):
+        monkeypatch.setattr(primitives, "_facts", None)
+        monkeypatch.setenv(name, "4")
+        with pytest.raises(ConfigError, match=rf"without MPI .* Received: {name}=4$"):
+            primitives.init()
+        monkeypatch.setenv("HOROVOD_SIZE", "1")
+        primitives.init()
+        monkeypatch.delenv("HOROVOD_SIZE")
+        monkeypatch.delenv(name)

@@ -137,6 +137,13 @@ def test_one_rank_needs_no_profile(tmp_path: Path) -> None:
     assert plan.num_ranks == 1
     assert [choice.topology for choice in plan.choices] == ["allreduce"] * 2
     assert not (tmp_path / "profiles").exists()
+
+    def closed(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with pytest.MonkeyPatch.context() as patch:  # root may read everything
+        patch.setattr(auto.Path, "exists", closed)
+        assert auto._kept(tmp_path / "closed" / "profile.yaml") is None
     profile = profiling.measure([], 0.1)
     assert (profile.num_ranks, profile.codecs) == (1, ())
     assert profile.allreduce == Collective()
@@ -159,6 +166,15 @@ def test_the_gradients_of_a_keras_file(tmp_path: Path) -> None:
     keras.Sequential([keras.Input((3,)), *layers, frozen]).save(tmp_path / "m.keras")
     found = gradients(str(tmp_path / "m.keras"))
     assert found == [("wide/kernel", 12), ("wide/bias", 4), ("norm/gamma", 4), ("norm/beta", 4)]
+    # A large table travels as rows.
+    table = keras.layers.Embedding(2**18, 1, name="users")
+    small = keras.layers.Embedding(2**18 - 1, 1, name="words")
+    inner = keras.Sequential([keras.Input((3,), dtype="int32"), table])
+    whole = keras.Input((3,), dtype="int32")
+    outputs = [inner(whole), small(whole)]
+    keras.Model(whole, outputs).save(tmp_path / "e.keras")
+    sizes = {name.split("/")[-2]: size for name, size in gradients(str(tmp_path / "e.keras"))}
+    assert sizes == {"users": 0, "words": 2**18 - 1}
     (tmp_path / "n.keras").write_text("nothing")
     with pytest.raises(ConfigError, match=r"must be a file that Keras loads.*n\.keras"):
         gradients(str(tmp_path / "n.keras"))

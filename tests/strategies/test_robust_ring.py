@@ -70,6 +70,11 @@ def test_a_fit_goes_on_without_a_rank_of_nan(tmp_path):
     told = CompressedRing(robust=robust.median() if rank else robust.mean())
     with pytest.raises(errors.ProtocolError, match="robust rule is mean on rank 0 and median"):
         training.fit(_build(told, rank, 1.0), own)
+    # A rule that draws would draw something else on each rank.
+    for rule in (None, "bucketing(s=2) >> median"):
+        told = CompressedRing(config=config.Run(seed=rank), robust=rule)
+        with pytest.raises(errors.ProtocolError, match="the seed is 0 on rank 0 and 1 on rank 1"):
+            told._make_summing([], "nothing")
 
     strategy = CompressedRing("error_feedback(onebit)", config=run, robust=robust.trimmed_mean(f=1))
     model = _build(strategy, rank, float("nan"), steps_per_execution=4)

@@ -19,13 +19,15 @@ def test_statistics_go_up_with_gradients(rule, gain):
     """`gain`: what of a party's movement is there after its own round."""
     import keras
 
+    from tf_hips.comm.plan import Choice, Plan
     from tf_hips.strategies import HierarchicalPS
 
+    plan = Plan(1, (Choice("gamma", 2), Choice("beta", 2)))  # which `tf-hips plan` makes
     with serving("statistics", rule=rule) as server:
         address = f"127.0.0.1:{server.port}"
         south = PlainParty(address, "statistics")
         run = config.Run(run="statistics", seed=7, uplink=config.Uplink(address, "north"))
-        strategy = HierarchicalPS(config=run)
+        strategy = HierarchicalPS(config=run, plan=plan)
         with strategy.scope():
             model = keras.Sequential([keras.Input((2,)), keras.layers.BatchNormalization()])
             model.compile(keras.optimizers.SGD(1.0), "mse")
@@ -54,6 +56,39 @@ def test_statistics_go_up_with_gradients(rule, gain):
         first = gain * own
         second = first + gain * 0.01 * (3.0 - first) + 0.5 * 4.0
         np.testing.assert_allclose(means[1], second, rtol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"comp_threshold": 4}, {"plan": ["fp32", None]}])
+def test_statistics_are_summed_exactly_beside_gradients(monkeypatch, options):
+    import tensorflow as tf
+
+    from tf_hips.comm import primitives
+    from tf_hips.comm.plan import EXACT, Choice, Plan
+    from tf_hips.strategies import in_party
+    from tf_hips.strategies.gradients import Gradient
+
+    monkeypatch.setattr(primitives, "size", lambda: 1)
+    monkeypatch.setattr(primitives, "rank", lambda: 0)
+
+    def marked(shapes, compressor, **more):
+        assert len(shapes) == 2
+        return lambda vectors, step: [10.0 * vector for vector in vectors]
+
+    monkeypatch.setattr(in_party, "make_reducer", marked)
+    sizes, plan = [5, 3], None
+    if "plan" in options:
+        choices = zip(sizes, options["plan"], strict=True)
+        plan = Plan(1, tuple(Choice("", *one, "ps" if one[1] else EXACT) for one in choices))
+    compression = None if plan else in_party.parse("fp32")
+    told = in_party.InParty(compression, plan, None, options.get("comp_threshold", 0))
+    gradients = [Gradient("", (size,), tf.float32) for size in sizes]
+    gradients += [Gradient("", (size,), tf.float32, is_statistic=True) for size in (5, 3)]
+    summing = told.summing(
+        gradients, "test", seed=0, worker=0, make_variable=tf.Variable, complain=None
+    )
+    ones = [tf.ones([gradient.num_elements]) for gradient in gradients]
+    found = [float(one[0]) for one in summing.reducer(ones, tf.constant(0, tf.int64))]
+    assert found == [10.0, 1.0 if options else 10.0, 1.0, 1.0]
 
 
 def test_what_rules_make_of_movements():

@@ -148,7 +148,7 @@ def show(plan: "Plan", exact_seconds: float) -> None:
             choice.name,
             str(choice.num_elements),
             choice.compression or "-",
-            choice.topology,
+            choice.topology if choice.num_elements else "as rows",
             str(choice.partitions),
             "" if alone is None else _shown(alone),
         )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`tf-hips profile`: what codecs and collectives cost on these machines, as YAML and as a table.
 
-Under a launcher (horovodrun, mpirun, Slurm) each process is one of the ranks that measure; without
-one, `-np N` starts ranks on this machine. The ranks are `python -m tf_hips.comm.profiling`.
+Under horovodrun each process is one of the ranks that measure; without it, `-np N` starts ranks on
+this machine, also in a batch script of Slurm. The ranks are `python -m tf_hips.comm.profiling`.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tf_hips import config, tables
 from tf_hips.cli import arguments, party
 from tf_hips.cli.processes import Job
+from tf_hips.comm import mpi
 
 if TYPE_CHECKING:
     from tf_hips.comm.profile import Profile
@@ -25,13 +26,6 @@ if TYPE_CHECKING:
 _MODULE = "tf_hips.comm.profiling"
 _DEFAULT_SECONDS = 10.0
 _DEFAULT_FILE = "profile.yaml"
-# Number of ranks, and this rank: Horovod's own launcher, Open MPI, MPICH, Slurm.
-_LAUNCHERS = (
-    ("HOROVOD_SIZE", "HOROVOD_RANK"),
-    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
-    ("PMI_SIZE", "PMI_RANK"),
-    ("SLURM_NTASKS", "SLURM_PROCID"),
-)
 _SHOWN_BYTES = 1 << 20
 
 
@@ -40,15 +34,15 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "profile",
         help="measure codecs and collectives, for `tf-hips plan`",
-        description="Measures codecs and collectives: as one rank under a launcher such as "
-        "horovodrun, else with ranks on this machine.",
+        description="Measures codecs and collectives: as one rank under horovodrun, else with "
+        "ranks on this machine.",
     )
     parser.add_argument(
         "-np",
         "--num-proc",
         type=arguments.count,
         metavar="N",
-        help="ranks to start on this machine (default 2); not under a launcher",
+        help="ranks to start on this machine (default 2); not under horovodrun",
     )
     parser.add_argument(
         "--compression",
@@ -95,6 +89,8 @@ def run(options: argparse.Namespace) -> int:
         code = subprocess.run(command, check=False).returncode
         code = 128 - code if code < 0 else code
     else:
+        if options.num_proc is None:
+            mpi.check_alone(os.environ)
         number = options.num_proc or 2
         sys.stderr.write(
             f"tf-hips profile: {number} rank{'s' if number > 1 else ''} start here, which takes a "
@@ -108,12 +104,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def launched_rank(environment: Mapping[str, str]) -> int | None:
-    """Which rank a launcher says that this process is; None where it says nothing."""
-    for _, name in (pair for pair in _LAUNCHERS if pair[0] in environment):
-        text = environment.get(name, "")
-        if text.isdecimal():
-            return int(text)
-    return None
+    """Which rank Horovod's launcher says that this process is; None where it says nothing."""
+    size, rank = (environment.get(name, "") for name in mpi.HOROVOD)
+    return int(rank) if size and rank.isdecimal() else None
 
 
 def _run_here(command: list[str], number: int) -> int:

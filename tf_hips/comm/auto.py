@@ -106,11 +106,12 @@ def _agreed(texts: list[str], sizes: list[int]) -> str:
 def _kept(path: Path) -> Profile | None:
     """The profile on rank 0's disk, if there is one and it is still true."""
     found: dict[str, Any] | None = None
-    if primitives.rank() == 0 and path.exists():
-        try:
-            kept = Profile.read(path)
-            found = dataclasses.asdict(kept) if kept.num_ranks == primitives.size() else None
-        except ConfigError as error:
+    if primitives.rank() == 0:
+        try:  # the others wait for an answer
+            kept = Profile.read(path) if path.exists() else None
+            if kept is not None and kept.num_ranks == primitives.size():
+                found = dataclasses.asdict(kept)
+        except (ConfigError, OSError) as error:  # or the folder above may not be looked into
             log.warning("%s; it is measured again.", error)
     found = primitives.broadcast_object(found, what="a kept profile")
     if found is None:

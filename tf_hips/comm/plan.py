@@ -36,6 +36,12 @@ COMPRESSED = (PS, *HOPS, ALLGATHER, HIERARCHICAL, HIERARCHICAL_FP16)
 """The topologies of compressed sums; what each does: `topologies`."""
 TOPOLOGIES = (EXACT, *COMPRESSED)
 
+LARGE_TABLE_ROWS = 2**18
+"""Rows from which on the table of a sparse gradient does not go through a codec: vocabularies of
+language models stay below, tables of users and items are above. There a step touches so few rows
+that they are fewer bytes than a packet of the whole table, and a residual as large as the table
+would be kept on every worker."""
+
 _VERSION = 1
 _MAX_RANKS = 1 << 20
 _MAX_PARTITIONS = 1 << 16
@@ -49,7 +55,7 @@ class Choice:
 
     Attributes:
         name: for people; need not be the same on all ranks.
-        num_elements: of the gradient.
+        num_elements: of the gradient; 0: a large table, whose rows travel apart.
         compression: text of the compressor; None for the exact sum.
         topology: one of TOPOLOGIES; "allreduce" if and only if `compression` is None.
         partitions: into how many buckets of its own the gradient is cut; 1: it travels in a bucket
@@ -125,7 +131,8 @@ class Plan:
         """Compares the plan with a model.
 
         Args:
-            gradients: name and number of elements of each, in the order of the trainable variables.
+            gradients: name and number of elements of each, in the order of the trainable variables;
+                0 elements of a table that travels apart, as rows, for which a choice says nothing.
             num_ranks: ranks of the job.
 
         Raises:
@@ -138,7 +145,8 @@ class Plan:
                 f"Received: a plan for {self.num_ranks}"
             )
         for place, ((name, size), choice) in enumerate(zip(gradients, self.choices, strict=False)):
-            if size != choice.num_elements:
+            # A plan cannot know of each table whether it will travel apart: either may say so.
+            if size != choice.num_elements and size and choice.num_elements:
                 raise ConfigError(
                     f"the plan must fit the model. Received: gradient {place} of the model, "
                     f"{name}, has {size} elements, and the plan's, {choice.name}, "

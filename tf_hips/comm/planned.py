@@ -116,7 +116,9 @@ class PlannedSum:
     def _in_parts(self, vector: tf.Tensor, place: int) -> tf.Tensor:
         """The exact sum of one vector in buckets of its own."""
         size = int(vector.shape[0])
-        count = min(self._partitions[place], max(1, size))
+        if not size:
+            return vector
+        count = min(self._partitions[place], size)
         cuts = [size * cut // count for cut in range(count + 1)]
         parts = [
             primitives.allreduce(

@@ -34,7 +34,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_hips import config, log
-from tf_hips.comm import schedules, watchdog
+from tf_hips.comm import mpi, schedules, watchdog
 from tf_hips.comm.parts import MOST, check_countable, in_parts
 from tf_hips.errors import ConfigError, ProtocolError
 from tf_hips.ops.flow import opaque
@@ -55,8 +55,6 @@ _LEAST_GLOO_S, _MOST_GLOO_S = 30, 10**6
 _AFTER_VERDICT_S = 10  # the watchdog speaks first: it can say who is late, and with what
 # Gathers whose length was warned of.
 _long: set[str] = set()
-# Where launchers tell how many ranks there are: Horovod's, Open MPI, MPICH and Slurm.
-_SIZES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 
 _has_stopped = False
 # Rank, size and local rank: known for good, also when Horovod has been stopped.
@@ -72,7 +70,7 @@ def init() -> None:
     Raises:
         ProtocolError: it was stopped before.
         ConfigError: `TF_HIPS_STALL_S` is no positive number; or the script has started Horovod
-            itself, with its fusion.
+            itself, with its fusion; or a launcher of MPI has started several processes.
     """
     global _facts
     watchdog.check()
@@ -89,13 +87,16 @@ def init() -> None:
         if fusion != "0":
             log.warning("%s=%s is not used: sums must not depend on timing.", _FUSION, fusion)
         os.environ[_FUSION] = "0"
-        is_alone = all(os.environ.get(name, "1") == "1" for name in _SIZES)
+        sizes = (mpi.HOROVOD[0], *mpi.SIZES)
+        is_alone = all(os.environ.get(name, "1") == "1" for name in sizes)
         cycle_time = _CYCLE_TIME_ALONE_MS if is_alone else _CYCLE_TIME_MS
         os.environ.setdefault("HOROVOD_CYCLE_TIME", cycle_time)
         hvd.init()
     elif _facts is None:
         _check_foreign_start()
     if _facts is None:
+        if hvd.size() == 1:
+            mpi.check_alone(os.environ)
         _facts = int(hvd.rank()), int(hvd.size()), int(hvd.local_rank())
         watchdog.start(rank(), size(), _stop)
 

@@ -22,6 +22,7 @@ import tensorflow as tf
 from tf_hips.comm import looks
 from tf_hips.comm.allreduce import HALVES, plain
 from tf_hips.comm.compressed import MakeVariable
+from tf_hips.comm.plan import LARGE_TABLE_ROWS
 from tf_hips.comm.sparse import is_small, sparse_sum
 from tf_hips.comm.staged import Reducer
 from tf_hips.errors import NonFiniteError
@@ -31,12 +32,6 @@ from tf_hips.strategies.slices import depends_on_data, is_additive
 from tf_hips.strategies.turns import Turns
 
 NONFINITE_MODES = ("raise", "zero", "propagate")
-
-# Rows from which on the table of a sparse gradient does not go through a codec: vocabularies of
-# language models stay below, tables of users and items are above. There a step touches so few rows
-# that they are fewer bytes than a packet of the whole table, and a residual as large as the table
-# would be kept on every worker.
-LARGE_TABLE_ROWS = 2**18
 
 Summable: TypeAlias = tf.Tensor | tf.IndexedSlices
 
@@ -56,11 +51,14 @@ class Gradient:
         name: name of its variable, for messages only.
         shape: its shape.
         dtype: its type.
+        is_statistic: whether it is how far a statistic of a layer has moved (see `statistics`): no
+            plan has it, and no codec of a party encodes it.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: tf.DType
+    is_statistic: bool = False
 
     @property
     def num_elements(self) -> int:

@@ -428,6 +428,10 @@ class HierarchicalPS(ConnectedStrategy):
             weakref.finalize(variables[0], self._statistics.pop, key, None)
         return self._statistics[key]
 
+    def _is_statistic(self, variable: tf.Variable) -> bool:
+        known = (one for made in self._statistics.values() for one in made.variables)
+        return any(variable is one for one in known)
+
     def _make_summing(self, gradients: Sequence[Gradient], label: str) -> Summing:
         local = self._party_summing(gradients, label)
         if self.welcome is None or self.rule is None or self._apart is not None:

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import tensorflow as tf
+
 from tf_hips import log
 from tf_hips.comm import primitives
 from tf_hips.comm.allreduce import plain
@@ -140,9 +142,9 @@ class InParty:
         """How one list of gradients is summed; called eagerly, once per list, on all ranks.
 
         Args:
-            gradients: what comes.
+            gradients: what comes; statistics, which are summed exactly beside the others, last.
             label: part of the collectives' names.
-            seed: of the run.
+            seed: of the run, the same on all ranks.
             worker: number of this worker among those of all parties.
             make_variable: makes a non-trainable variable from an initial value and a name.
             complain: called where a gradient is not finite, on all ranks.
@@ -155,11 +157,12 @@ class InParty:
             ValueError: the topology does not go with the compressor or the number of ranks.
         """
         kept = keeper.kept_plan() if keeper is not None and self._is_auto else None
-        self._compare(gradients, nonfinite, kept)
-        plan, compression = self._plan_of(gradients, kept), self.compression
+        self._compare(gradients, nonfinite, seed, kept)
+        trained = [gradient for gradient in gradients if not gradient.is_statistic]
+        plan, compression = self._plan_of(trained, kept), self.compression
         if plan is not None and keeper is not None and self._is_auto:
             keeper.keep_plan(text_of(plan))
-        shapes = [gradient.shape for gradient in gradients]
+        shapes = [gradient.shape for gradient in trained]
         rank = primitives.rank()
 
         def make(
@@ -187,10 +190,12 @@ class InParty:
             planned = PlannedSum(
                 shapes, plan, label, lambda shapes, text, *more: make(shapes, parse(text), *more)
             )
-            return Summing(planned, only_float32=not is_exact, complains=True)
+            whole = _beside_statistics(planned, trained, gradients, label)
+            return Summing(whole, only_float32=not is_exact, complains=True)
         if compression is None:
             return Summing(lambda vectors, step: plain(vectors, label))
         reducer = make(shapes, compression, self._chosen_topology(), {}, label)
+        reducer = _beside_statistics(reducer, trained, gradients, label)
         return Summing(reducer, only_float32=True, complains=complains(compression))
 
     def _chosen_topology(self) -> str:
@@ -207,13 +212,7 @@ class InParty:
         if self._is_auto:
             return automatic_plan(gradients)
         if self._plan is not None:
-            # An empty gradient is one that travels apart (see `large_tables`).
-            known = [
-                (gradient.name, gradient.num_elements or choice.num_elements)
-                for gradient, choice in zip(gradients, self._plan.choices, strict=False)
-            ]
-            known += [(one.name, one.num_elements) for one in gradients[len(known) :]]
-            self._plan.check(known, primitives.size())
+            self._plan.check([(one.name, one.num_elements) for one in gradients], primitives.size())
             return self._plan
         if not self._comp_threshold or self.compression is None:
             return None
@@ -233,11 +232,12 @@ class InParty:
         )
 
     def _compare(
-        self, gradients: Sequence[Gradient], nonfinite: str, kept: str | None = None
+        self, gradients: Sequence[Gradient], nonfinite: str, seed: int, kept: str | None = None
     ) -> None:
         """Raises on all ranks if they were told different things."""
         own = {name: None if codec is None else codec.text for name, codec in self.codecs().items()}
         own |= {**self.facts(), "`nonfinite`": nonfinite}
+        own["the seed"] = str(seed)  # of what all draw alike: groups of a rule, places of `randomk`
         if kept is not None:
             own["the plan of the saved state"] = hashlib.sha256(kept.encode()).hexdigest()[:16]
         if self._plan is not None:  # they decide about collectives, and not about what is kept
@@ -261,6 +261,21 @@ class InParty:
                     "All ranks of a party must sum the same gradients in the same way. Received: "
                     f"{name}{known} is {first} on rank 0 and {other} on rank {rank}"
                 )
+
+
+def _beside_statistics(
+    reducer: Reducer, trained: Sequence[Gradient], gradients: Sequence[Gradient], label: str
+) -> Reducer:
+    """Sums `trained`, the first of `gradients`, by `reducer` and the rest exactly."""
+    count = len(trained)
+    if count == len(gradients):
+        return reducer
+
+    def reduce(vectors: Sequence[tf.Tensor], step: tf.Tensor) -> list[tf.Tensor]:
+        exact = plain(vectors[count:], f"{label}.statistics")
+        return [*reducer(vectors[:count], step), *exact]
+
+    return reduce
 
 
 def automatic_plan(gradients: Sequence[Gradient]) -> Plan:

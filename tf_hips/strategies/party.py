@@ -213,6 +213,11 @@ class PartyStrategy(WithoutServer, Strategy, Party):
         """
         return primitives.gather_objects(value, label)
 
+    def _is_statistic(self, variable: tf.Variable) -> bool:
+        """Whether what is summed for `variable` is how far it has moved, and no gradient."""
+        del variable
+        return False
+
     def _make_summing(self, gradients: Sequence[Gradient], label: str) -> Summing:
         """How one list of gradients is summed; called once per list, eagerly, on all ranks."""
         del gradients
@@ -439,7 +444,12 @@ class PartyStrategy(WithoutServer, Strategy, Party):
 
     def _make_sum(self, values: Sequence[Any], variables: Sequence[tf.Variable]) -> GradientSum:
         gradients = [
-            Gradient(variable.name.removesuffix(":0"), tuple(variable.shape), variable.dtype)
+            Gradient(
+                variable.name.removesuffix(":0"),
+                tuple(variable.shape),
+                variable.dtype,
+                self._is_statistic(variable),
+            )
             for variable in variables
         ]
         label = f"gradients{self._num_sums}"

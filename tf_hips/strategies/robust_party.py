@@ -129,7 +129,7 @@ class RobustParty(InParty):
         `complain` is never called.
         """
         del complain, keeper  # there is no plan
-        self._compare(gradients, nonfinite)
+        self._compare(gradients, nonfinite, seed)
         tell, tell_chosen = self._tell_of(self._rule, gradients)
         compression = self.compression or fp32()
         reducer = make_robust_reducer(
