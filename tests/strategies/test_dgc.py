@@ -22,6 +22,7 @@ def _make(compression, momentum=0.0):
         return strategy, training.build(keras.optimizers.SGD(0.02, momentum=momentum))
 
 
+@pytest.mark.slow  # that it goes on where it stopped is in test_resume.py, too
 @ranks(2, deadline_s=240)
 def test_it_trains_as_momentum_does_and_goes_on_where_it_stopped(tmp_path):
     import numpy as np
@@ -63,8 +64,6 @@ def test_it_trains_as_momentum_does_and_goes_on_where_it_stopped(tmp_path):
     strategy, other = _make("dgc(ratio=0.2)")
     with pytest.raises(ProtocolError, match="dgc"):
         training.checkpoint(strategy, other).read(path)
-    with pytest.raises(ValueError, match="must wrap a codec without state"):
-        _make("error_feedback(dgc)")
 
 
 @ranks(2)
@@ -95,6 +94,8 @@ def test_momentum_is_applied_once():
     from tf_hips.ps.session.settings import terms_of
     from tf_hips.strategies import HierarchicalPS
 
+    with pytest.raises(ValueError, match="must wrap a codec without state"):
+        HierarchicalPS("error_feedback(dgc)")
     with pytest.raises(ValueError, match="sums must be encoded without momentum"):
         HierarchicalPS("dgc", downlink="dgc")
     with pytest.raises(ValueError, match="sums must be encoded without momentum"):

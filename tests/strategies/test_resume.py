@@ -42,7 +42,6 @@ CASES = {
         "save_freq": 2,
     },
 }
-RING = ("onebit", "warmup", "momentum")
 
 
 class Stop(Exception):
@@ -56,7 +55,8 @@ def ring(case):
     return tf_hips.CompressedRing(case["compression"], topology=case.get("topology"))
 
 
-def make(strategy, steps_per_execution=1, dropout=0.5, width=8, **options):
+def make(strategy, steps_per_execution=1, dropout=0.5, width=8):
+    """A model that is in a graph where an execution has several steps, and else is eager."""
     import keras
 
     keras.utils.set_random_seed(7)
@@ -76,7 +76,7 @@ def make(strategy, steps_per_execution=1, dropout=0.5, width=8, **options):
             "mse",
             metrics=["mae"],
             steps_per_execution=steps_per_execution,
-            **options,
+            run_eagerly=steps_per_execution == 1,
         )
     return model
 
@@ -124,61 +124,63 @@ def bits(strategy, model):
     return [np.asarray(value).tobytes().hex() for value in values]
 
 
-def _train(folder):
+def _stop(folder, case):
+    """Trains to the end, and until it is stopped."""
     import gc
     import json
-
-    import tensorflow as tf
 
     from tf_hips.comm import primitives
 
     rank = primitives.rank()
-    for case in RING:
-        together = CASES[case]["steps_per_execution"]
-        strategy = ring(case)
-        model = make(strategy, together)
-        history, _ = fit(model, case)
-        expected = {"history": history, "bits": bits(strategy, model)}
-        (folder / f"{case}-{rank}.json").write_text(json.dumps(expected))
-        # The residuals go with the model.
-        names = {name for name in vars(strategy.state.gradients0) if not name.startswith("_")}
-        kept = "residual" if case == "onebit" else "state"
-        assert names >= {"step", f"{kept}_0", f"{kept}_5"}
-        has_owners = CASES[case].get("topology") == "ps"
-        assert any(name.startswith("owner_residual") for name in names) == has_owners
-        del model
-        gc.collect()
-        assert not strategy.state.variables, strategy.state.variables
-        assert not [name for name in vars(strategy.state) if name.startswith("gradients")]
+    together = CASES[case]["steps_per_execution"]
+    strategy = ring(case)
+    model = make(strategy, together)
+    history, _ = fit(model, case)
+    expected = {"history": history, "bits": bits(strategy, model)}
+    (folder / f"{case}-{rank}.json").write_text(json.dumps(expected))
+    # The residuals go with the model.
+    names = {name for name in vars(strategy.state.gradients0) if not name.startswith("_")}
+    kept = "residual" if case == "onebit" else "state"
+    assert names >= {"step", f"{kept}_0", f"{kept}_5"}
+    has_owners = CASES[case].get("topology") == "ps"
+    assert any(name.startswith("owner_residual") for name in names) == has_owners
+    del model
+    gc.collect()
+    assert not strategy.state.variables, strategy.state.variables
+    assert not [name for name in vars(strategy.state) if name.startswith("gradients")]
 
-        strategy = ring(case)
-        model = make(strategy, together)
-        with pytest.raises(Stop):
-            fit(model, case, folder, stop_at=(1, 4))
-        # What differs per rank: residuals; statistics, in the middle of an epoch.
-        everyone = primitives.gather_objects(bits(strategy, model))
-        assert everyone[0] != everyone[1]
+    strategy = ring(case)
+    model = make(strategy, together)
+    with pytest.raises(Stop):
+        fit(model, case, folder, stop_at=(1, 4))
+    # What differs per rank: residuals; statistics, in the middle of an epoch.
+    everyone = primitives.gather_objects(bits(strategy, model))
+    assert everyone[0] != everyone[1]
 
-    # The same with tf.train.Checkpoint, between two calls of `fit`.
-    strategy = ring("onebit")
-    model = make(strategy, dropout=0.0)
-    fit(model, "warmup")
-    checkpoint = tf.train.Checkpoint(
-        model=model, optimizer=model.optimizer, strategy=strategy.state
-    )
-    checkpoint.write(str(folder / f"checkpoint-{rank}"))
-    fit(model, "warmup")
-    (folder / f"checkpoint-{rank}.json").write_text(json.dumps(bits(strategy, model)))
+
+def _resume(folder, case):
+    """Goes on as it did, in another process."""
+    import json
+
+    from tf_hips.comm import primitives
+
+    strategy = ring(case)
+    model = make(strategy, CASES[case]["steps_per_execution"])
+    history, steps = fit(model, case, folder)
+    expected = json.loads((folder / f"{case}-{primitives.rank()}.json").read_text())
+    assert steps[0] == ([1, 2] if case == "onebit" else [1, 4])
+    assert history == expected["history"]
+    assert bits(strategy, model) == expected["bits"]
+    assert not (folder / case).exists()
 
 
 def _go_on(folder):
-    import json
-
+    """What is refused, and then not."""
     import tensorflow as tf
 
     from tf_hips.callbacks import folder as backups_folder
     from tf_hips.comm import primitives
-    from tf_hips.errors import PeerError, ProtocolError
+    from tf_hips.errors import PeerError
 
     rank = primitives.rank()
     names = {path.name for path in (folder / "onebit").iterdir()}
@@ -212,16 +214,38 @@ def _go_on(folder):
     if rank == 1:
         meta.with_suffix(".away").rename(meta)
 
-    for case in RING:
-        strategy = ring(case)
-        model = make(strategy, CASES[case]["steps_per_execution"])
-        history, steps = fit(model, case, folder)
-        expected = json.loads((folder / f"{case}-{rank}.json").read_text())
-        assert steps[0] == ([1, 2] if case == "onebit" else [1, 4])
-        assert history == expected["history"]
-        assert bits(strategy, model) == expected["bits"]
-        assert not (folder / case).exists()
+    _resume(folder, "onebit")
 
+
+def _write_a_checkpoint(folder):
+    """With tf.train.Checkpoint, between two calls of `fit`."""
+    import json
+
+    import tensorflow as tf
+
+    from tf_hips.comm import primitives
+
+    rank = primitives.rank()
+    strategy = ring("onebit")
+    model = make(strategy, dropout=0.0)
+    fit(model, "warmup")
+    checkpoint = tf.train.Checkpoint(
+        model=model, optimizer=model.optimizer, strategy=strategy.state
+    )
+    checkpoint.write(str(folder / f"checkpoint-{rank}"))
+    fit(model, "warmup")
+    (folder / f"checkpoint-{rank}.json").write_text(json.dumps(bits(strategy, model)))
+
+
+def _read_a_checkpoint(folder):
+    import json
+
+    import tensorflow as tf
+
+    from tf_hips.comm import primitives
+    from tf_hips.errors import ProtocolError
+
+    rank = primitives.rank()
     # Restored before the first step, and into what is there already.
     strategy = ring("onebit")
     model = make(strategy, dropout=0.0)
@@ -265,8 +289,8 @@ def _one_process(folder):
 
     def first_fit(seed):
         strategy = CompressedRing(config=Run(seed=seed))
-        model = make(strategy, run_eagerly=True)
-        rows = shard(training.data(24), BATCH, group=0, groups=1, seed=3)
+        model = make(strategy)
+        rows = shard(training.data(12), BATCH, group=0, groups=1, seed=3)
         model.fit(rows, epochs=2, verbose=0)
         return strategy, model, rows
 
@@ -317,10 +341,24 @@ def _parties(folder):
 
 
 def test_a_stopped_run_goes_on_in_new_processes(tmp_path):
-    run_parties(_train, {"folder": tmp_path}, [2], deadline_s=140)
+    run_parties(_stop, {"folder": tmp_path, "case": "onebit"}, [2], deadline_s=140)
     shutil.copytree(tmp_path / "onebit", tmp_path / "of two" / "onebit")
     run_parties(_go_on, {"folder": tmp_path}, [2], deadline_s=140)
     run_parties(_one_process, {"folder": tmp_path}, [1], deadline_s=100)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["warmup", "momentum"])
+def test_more_stopped_runs_go_on_in_new_processes(tmp_path, case):
+    for body in (_stop, _resume):
+        run_parties(body, {"folder": tmp_path, "case": case}, [2], deadline_s=140)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_read_in_new_processes(tmp_path):
+    """In the same processes: test_momentum.py."""
+    for body in (_write_a_checkpoint, _read_a_checkpoint):
+        run_parties(body, {"folder": tmp_path}, [2], deadline_s=140)
 
 
 @pytest.mark.slow

@@ -88,9 +88,9 @@ _PAIRS = (
 # shows each in every one.
 # Where gradients are summed as they are: the numbers of one process say most about a model.
 _EXACT = ("models", "optimizers", "precision")
-# What is done around the steps is the same for every sum of gradients: one configuration for each
-# feature, all of them together meet the pairs.
-_ONCE = ("ways", "inputs", "metrics", "noise", "saving", "callbacks", "ours")
+# What is done around the steps, or in a loop, is the same for every sum of gradients: one
+# configuration for each feature, all of them together meet the pairs.
+_ONCE = ("ways", "inputs", "loops", "metrics", "noise", "saving", "callbacks", "ours")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Feature:
         is_alone: whether it is about one worker.
         share: number of the parameter among those of the function; None without parameters.
         shown: which of a pair of configurations the cover shows it in: "twice" in both, "exact" in
-            the one that compresses nothing, "once" in one of them by turns.
+            the one that compresses nothing, "once" in one of them by turns, "never" in none.
     """
 
     name: str
@@ -117,11 +117,19 @@ _registry: dict[str, Feature] = {}
 
 
 def feature(
-    *, alone: bool = False, each: Iterable[str] | None = None, twice: bool = False
+    *,
+    alone: bool = False,
+    each: Iterable[str] | None = None,
+    first: int | None = None,
+    twice: bool = False,
+    elsewhere: str | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Registers the decorated function, which takes the job, and one of `each` if given.
 
+    `first`: how many of `each` the cover has; all when None.
     `twice`: whether it is shown with compression too, although its module's others are not.
+    `elsewhere`: the test or feature that shows it in `make test`, or the most of it that can break,
+    so that the cover need not.
     """
 
     def decorate(check: Callable[..., None]) -> Callable[..., None]:
@@ -129,7 +137,7 @@ def feature(
         shown = "exact" if module in _EXACT else "twice"
         if each is not None or module in _ONCE:
             shown = "once"
-        shown = "twice" if twice else shown
+        shown = "twice" if twice else "never" if elsewhere else shown
         if each is None:
             features = [Feature(check.__name__, check, alone, None, shown)]
         else:
@@ -139,7 +147,7 @@ def feature(
                     functools.partial(check, parameter=parameter),
                     alone,
                     share,
-                    shown,
+                    shown if first is None or share < first else "never",
                 )
                 for share, parameter in enumerate(each)
             ]
@@ -184,6 +192,8 @@ def cover(configuration: Configuration, *, is_full: bool = False) -> list[Featur
 
 def _configurations(place: int, one: Feature) -> tuple[str, ...]:
     pair = _PAIRS[place % len(_PAIRS)]
+    if one.shown == "never":
+        return ()
     if one.shown == "exact":
         return tuple(exact.name for exact in configurations(pair) if exact.is_exact)
     if one.shown == "twice":

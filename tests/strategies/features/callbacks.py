@@ -116,7 +116,7 @@ class _Orbax:
         (self.folder / str(step)).mkdir()
 
 
-@feature()
+@feature(elsewhere="model_checkpoint")
 def orbax_checkpoint(job: Job):
     rows = job.shard(linear(job, 2))
     model = job.make(_build())
@@ -244,7 +244,7 @@ def _need_tensorboard():
         sys.modules["tensorboard.summary.v2"] = summary.v2
 
 
-@feature()
+@feature(elsewhere="csv_logger")
 def tensorboard(job: Job):
     _need_tensorboard()
     rows = job.shard(linear(job, 1))
@@ -303,7 +303,7 @@ def swap_ema_weights(job: Job):
     job.assert_replicas(model)
 
 
-@feature()
+@feature(elsewhere="terminate_on_nan_and_more")
 def terminate_on_nan(job: Job):
     """A loss of one rank that is no number ends the training of all, or raises by default."""
     x, y = job.shard(linear(job, 3))

@@ -105,10 +105,10 @@ def inputs(job: Job):
                 np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6, err_msg=kind)
 
 
-@feature()
+@feature(elsewhere="inputs")
 def shuffled_arrays(job: Job):
     # Keras shuffles what a rank has, by a seed of its own; the replicas need not agree on it.
-    model = job.make(build_mlp)
+    model = job.make(lambda: job.eagerly(build_mlp()))
     own = job.shard(linear(job, _STEPS))
     history = job.equal(model.fit(*own, batch_size=BATCH, epochs=2, verbose=0).history)
     assert history["loss"][1] < history["loss"][0]

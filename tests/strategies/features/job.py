@@ -107,11 +107,13 @@ class Job:
         rank: this rank among all ranks of all parties.
         size: their number.
         party: number of this rank's party.
+        is_full: whether all features are shown, not the cover's.
         folder: empty; the same for all ranks of a party, as a shared directory is.
     """
 
-    def __init__(self, configuration: Configuration, folder: Path) -> None:
+    def __init__(self, configuration: Configuration, folder: Path, is_full: bool) -> None:
         self.configuration = configuration
+        self.is_full = is_full
         self.party = int(os.environ.get(PARTY, "0"))
         self.rank = sum(configuration.sizes[: self.party]) + primitives.rank()
         self.size = sum(configuration.sizes)
@@ -186,6 +188,15 @@ class Job:
         with strategy.scope():
             return build()
 
+    def eagerly(self, model: keras.Model) -> keras.Model:
+        """`model`, whose steps are eager in the cover: to trace them is most of what it takes.
+
+        Where all features are shown they are in graphs.
+        """
+        if not self.is_full:
+            model.run_eagerly = True
+        return model
+
     # Other ranks.
 
     def gather(self, value: Any) -> list[Any]:
@@ -253,7 +264,7 @@ def run(names: Sequence[str], folder: Path, chosen: Sequence[str], is_full: bool
         is_full: whether the cover is the full product.
     """
     known = everything()
-    jobs = [Job(configuration, folder) for configuration in configurations(names)]
+    jobs = [Job(configuration, folder, is_full) for configuration in configurations(names)]
     todo = [
         (job, feature)
         for job in jobs

@@ -102,7 +102,7 @@ def metrics_are_exact(job: Job):
     )
 
 
-@feature()
+@feature(elsewhere="metrics_are_exact")
 def metrics_of_batches_are_exact(job: Job):
     x, y, weights = _data(job)
     rows = _ROWS[job.rank]
@@ -144,7 +144,7 @@ def progress_bar_shows_all_replicas(job: Job):
             np.testing.assert_allclose(float(numbers[name]), values[epoch], rtol=2e-3, err_msg=line)
 
 
-@feature()
+@feature(elsewhere="test_divergence.py")
 def evaluation_on_one_rank(job: Job):
     from tf_hips.strategies import local
 

@@ -8,7 +8,7 @@ from tests.strategies import training
 from tests.strategies.features import feature
 from tests.strategies.features.job import BATCH, Job, close
 
-STEPS = 10
+STEPS = 5
 
 
 def compare(
@@ -41,7 +41,7 @@ def compare(
     options = {"epochs": epochs, "verbose": 0, **options}
 
     def one_process():
-        model = (reference or build)()
+        model = job.eagerly((reference or build)())
         names = ("x", "y", "sample_weight")
         rows = dict(zip(names, arrays, strict=False))
         history = model.fit(**rows, batch_size=batch * job.size, shuffle=False, **options).history
@@ -85,7 +85,7 @@ def build_mlp(optimizer=None, metrics=("mae",), **options):
     return model
 
 
-def linear(job: Job, steps: int = STEPS // 2):
+def linear(job: Job, steps: int = STEPS):
     """Rows of a linear problem for `steps` steps of all ranks."""
     return training.data(steps * BATCH * job.size)
 
@@ -99,7 +99,7 @@ def mlp(job: Job):
     compare(job, build_mlp, linear(job))
 
 
-def images(job: Job, steps: int = STEPS // 2):
+def images(job: Job, steps: int = STEPS):
     generator = np.random.default_rng(1)
     x = generator.normal(2.0, 3.0, (steps * BATCH * job.size, 5, 5, 1)).astype(np.float32)
     return x, x[:, :2, 2, 0]
@@ -120,7 +120,7 @@ def build_cnn(**options):
     return model
 
 
-@feature(twice=True)
+@feature()
 def cnn_with_synchronized_batch_normalization(job: Job):
     model, _ = compare(job, lambda: build_cnn(synchronized=True), images(job))
     # The statistics are those of all rows at any time, before they are averaged too.
@@ -129,8 +129,8 @@ def cnn_with_synchronized_batch_normalization(job: Job):
 
 @feature()
 def batch_normalization_statistics_are_averaged(job: Job):
-    model = job.make(build_cnn)
-    x, y = job.shard(images(job))
+    model = job.make(lambda: job.eagerly(build_cnn()))
+    x, y = job.shard(images(job, 2))
     own = []
 
     class Before(keras.callbacks.Callback):
@@ -146,14 +146,14 @@ def batch_normalization_statistics_are_averaged(job: Job):
     assert np.isfinite(result)
 
 
-def tokens(job: Job, steps: int = STEPS // 2):
+def tokens(job: Job, steps: int = STEPS):
     generator = np.random.default_rng(2)
     x = generator.integers(1, 20, (steps * BATCH * job.size, 6))
     x[:, 4:] = 0  # padding, the same on every rank
     return x.astype(np.int32), (x[:, 0] > 9).astype(np.float32)
 
 
-@feature(twice=True)
+@feature()
 def embedding(job: Job):
     def build():
         model = keras.Sequential(
@@ -170,7 +170,7 @@ def embedding(job: Job):
     compare(job, build, tokens(job))
 
 
-@feature()
+@feature(elsewhere="embedding")
 def transformer_block(job: Job):
     def build():
         inputs = keras.Input((6,), dtype="int32")
@@ -181,9 +181,9 @@ def transformer_block(job: Job):
         x = keras.layers.GlobalAveragePooling1D()(keras.layers.LayerNormalization()(x))
         model = keras.Model(inputs, keras.layers.Dense(1, activation="sigmoid")(x))
         model.compile(descent(), "binary_crossentropy")
-        return model
+        return job.eagerly(model)
 
-    compare(job, build, tokens(job))
+    compare(job, build, tokens(job, 2))
 
 
 @keras.saving.register_keras_serializable("tests")
@@ -210,7 +210,7 @@ def subclassed_model(job: Job):
         model.compile(keras.optimizers.SGD(0.05), "mse", run_eagerly=True)
         return model
 
-    compare(job, build, linear(job))
+    compare(job, build, linear(job, 3))
 
 
 @feature()
@@ -231,13 +231,13 @@ def many_inputs_and_outputs(job: Job):
             loss_weights={"value": 0.3, "sign": 2.0},
             metrics={"sign": ["accuracy"], "value": ["mae"]},
         )
-        return model
+        return job.eagerly(model)
 
-    x, y = linear(job)
+    x, y = linear(job, 3)
     compare(job, build, [{"left": x, "right": x[:, :3]}, {"value": y, "sign": y[:, :1] > 0}])
 
 
-@feature()
+@feature(elsewhere="mlp")
 def recurrent_layers(job: Job):
     def build():
         model = keras.Sequential(
@@ -248,9 +248,9 @@ def recurrent_layers(job: Job):
             ]
         )
         model.compile(descent(), "mse")
-        return model
+        return job.eagerly(model)
 
-    x = np.random.default_rng(3).normal(size=(STEPS // 2 * BATCH * job.size, 4, 3))
+    x = np.random.default_rng(3).normal(size=(2 * BATCH * job.size, 4, 3))
     compare(job, build, [x.astype(np.float32), x[:, 0, :1].astype(np.float32)])
 
 
@@ -267,7 +267,7 @@ def regularizers(job: Job):
         model.compile(descent(0.05), "mse", run_eagerly=True)
         return model
 
-    compare(job, build, linear(job))
+    compare(job, build, linear(job, 3))
 
 
 def _mean_error(expected, told):
@@ -281,7 +281,7 @@ class OfLosses(keras.losses.Loss):
         return keras.losses.MeanAbsoluteError()(expected, told) + _mean_error(expected, told)
 
 
-@feature()
+@feature(elsewhere="test_losses.py")
 def losses_of_one_number(job: Job):
     def build():
         inputs = keras.Input((6,))
@@ -289,7 +289,7 @@ def losses_of_one_number(job: Job):
         model = keras.Model(inputs, {name: head(inputs) for name, head in heads.items()})
         chosen = {"a": keras.losses.Dice(), "b": _mean_error, "c": OfLosses()}
         model.compile(descent(0.05), chosen, loss_weights={"a": 0.5, "b": 1.0, "c": 2.0})
-        return model
+        return job.eagerly(model)
 
     # All ranks have the same rows: the Dice of joined rows is not the mean of each rank's.
     steps = [
@@ -301,7 +301,7 @@ def losses_of_one_number(job: Job):
     compare(job, build, [x, {"a": y, "b": y, "c": y}])
 
 
-@feature()
+@feature(elsewhere="subclassed_model")
 def distillation(job: Job):
     """A student's loss is a function, as it is named; that of the logits is an object."""
 
@@ -315,7 +315,7 @@ def distillation(job: Job):
         soft = keras.distillation.LogitsDistillation(loss=keras.losses.KLDivergence())
         model = keras.distillation.Distiller(teacher, student, soft)
         model.compile(descent(0.02), loss="mse")
-        return model
+        return job.eagerly(model)
 
     compare(job, build, linear(job, 3))
 

@@ -18,7 +18,7 @@ def _build(make=lambda: keras.optimizers.SGD(0.1)):
     return build_mlp(make(), run_eagerly=True)
 
 
-@feature()
+@feature(elsewhere="test_sharding.py")
 def shard_trains_as_one_process(job: Job):
     arrays = linear(job, 3)
 
@@ -28,7 +28,7 @@ def shard_trains_as_one_process(job: Job):
     compare(job, _build, arrays, feed=feed)
 
 
-@feature()
+@feature(elsewhere="test_sharding.py")
 def shard_and_gather_drop_nothing(job: Job):
     x, y = linear(job, 2)
     rows = 2 * BATCH * job.size - 5
@@ -71,7 +71,7 @@ class Stop(Exception):
     """Ends a training in the middle of an epoch."""
 
 
-@feature()
+@feature(elsewhere="test_resume.py")
 def resume_at_the_step(job: Job):
     """Stopped in the middle of the second epoch, taken up at its third step."""
     rows = job.shard(linear(job, 4))
@@ -269,7 +269,7 @@ def several_optimizers_in_a_step(job: Job):
     def build(optimizers=None):
         model = Pair()
         model.compile(*(optimizers or [keras.optimizers.SGD(0.1, momentum=0.9) for _ in range(2)]))
-        return model
+        return job.eagerly(model)
 
     rows = linear(job, 3)
     options = {"epochs": 2, "shuffle": False, "verbose": 0}

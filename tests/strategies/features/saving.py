@@ -76,7 +76,7 @@ def save_and_load_a_model(job: Job):
         _assert_equal(training.values(loaded), training.values(model))
 
 
-@feature()
+@feature(elsewhere="save_and_load_a_model")
 def save_and_load_a_subclassed_model(job: Job):
     def build():
         model = Subclassed()
@@ -125,7 +125,7 @@ def export_a_model(job: Job):
     )
 
 
-@feature()
+@feature(elsewhere="test_momentum.py")
 def tf_checkpoint(job: Job):
     rows = job.shard(linear(job, 2))
     model = job.make(_build)

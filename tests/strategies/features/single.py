@@ -52,6 +52,8 @@ _WAYS = {
     "mixed_float16": (_half, linear, HierarchicalPS),
     "accumulation_and_ema": (_accumulating, linear, CompressedRing),
 }
+# Of the cover's.
+_EAGERLY = ("dropout", "embedding_and_clipping", "mixed_float16")
 
 
 @feature(alone=True, each=_WAYS)
@@ -64,6 +66,8 @@ def one_worker_is_plain_keras(job: Job, parameter):
         keras.utils.set_random_seed(5)
         with scope():
             model = build()
+        if parameter in _EAGERLY:
+            job.eagerly(model)
         history = model.fit(
             *rows, batch_size=BATCH, epochs=2, validation_split=0.25, verbose=0
         ).history

@@ -24,7 +24,7 @@ def steps_per_execution(job: Job, parameter):
     compare(job, build, linear(job, 7), reference=build_mlp)
 
 
-@feature()
+@feature(elsewhere="regularizers")
 def run_eagerly(job: Job):
     compare(job, lambda: build_mlp(run_eagerly=True), linear(job, 3))
 
@@ -203,7 +203,7 @@ def custom_train_step(job: Job):
     def build():
         model = OwnStep()
         model.compile(descent())
-        return model
+        return job.eagerly(model)
 
     x, y = linear(job, 3)
     model = job.make(build)
