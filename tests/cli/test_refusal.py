@@ -22,6 +22,21 @@ from tf_hips.ps.client.client import Client
 run = config.current()
 Client(run.uplink, run.run, 1).join(sys.argv[1], "same", run.seed)
 """
+MERGE = """
+import sys
+import numpy as np
+from tf_hips import config
+from tf_hips.ops import Key, native, parse
+from tf_hips.ps.client.client import Client
+run = config.current()
+client = Client(run.uplink, run.run, 1)
+client.join(sys.argv[1], "same", run.seed)
+client.agree_model([[4]])
+sent = native.encode(parse(sys.argv[1]), np.float32([2, -1, 2, -1]), Key(run.seed, 0, 0))
+got = client.exchange(0, sent)
+client.leave()
+print("trained on", 1 if got.tobytes() == sent.tobytes() else got)
+"""
 TRAIN = """
 import sys
 import keras, numpy as np
@@ -91,9 +106,18 @@ def party(
     )
 
 
-@pytest.mark.tf
+@pytest.mark.heavy
 @pytest.mark.timeout(150)
-def test_a_server_refuses_and_goes_on(server: subprocess.Popen[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(MERGE, id="merges"),
+        pytest.param(TRAIN, marks=(pytest.mark.tf, pytest.mark.slow), id="trains"),
+    ],
+)
+def test_a_server_refuses_and_goes_on(
+    server: subprocess.Popen[str], tmp_path: Path, program: str
+) -> None:
     impostor = party(tmp_path, "east", "onebit")
     assert impostor.returncode == 1
     assert "must be `party/west`. Received: `party/east`" in impostor.stderr
@@ -107,7 +131,7 @@ def test_a_server_refuses_and_goes_on(server: subprocess.Popen[str], tmp_path: P
     assert "onebit" in other.stderr
     assert "terngrad" in other.stderr
 
-    welcome = party(tmp_path, "west", "onebit", TRAIN)
+    welcome = party(tmp_path, "west", "onebit", program)
     assert welcome.returncode == 0, welcome.stderr
     assert "[west/worker0] trained on 1" in welcome.stdout
 

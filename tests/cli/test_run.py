@@ -42,12 +42,18 @@ model.fit(np.tile(x, (20000, 1)), np.ones(640000, "float32"), batch_size=8, verb
           callbacks=[Mark()])
 """
 
-# Without TensorFlow: in the run, and then busy with something else.
+# Without TensorFlow: in the run, and then busy with something else, until a signal lets it fail.
 JOIN = """
-import os, pathlib, sys, time
+import os, pathlib, signal, sys, time
 from tf_hips import config
 from tf_hips.ps.client.client import Client
 
+
+def give_up(*_):
+    raise RuntimeError("this worker gives up")
+
+
+signal.signal(signal.SIGUSR1, give_up)
 run = config.current()
 client = Client(run.uplink, run.run, 1)
 child = client.join("onebit", "same", run.seed).child
@@ -83,17 +89,24 @@ def wait_for_pid(path: Path, job: subprocess.Popen[str]) -> int:
     return int(path.read_text())
 
 
-@pytest.mark.tf
+@pytest.mark.heavy
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("kind", ["killed", "raises"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "killed",
+        "raises",
+        pytest.param("raises in fit", marks=(pytest.mark.tf, pytest.mark.slow)),
+    ],
+)
 def test_when_a_worker_fails_all_end_and_it_is_named(tmp_path: Path, kind: str) -> None:
-    job = start(tmp_path, *((TRAIN, 1) if kind == "raises" else (JOIN, -1)))
+    job = start(tmp_path, *((TRAIN, 1) if kind == "raises in fit" else (JOIN, -1)))
     try:
         pids = [wait_for_pid(tmp_path / str(rank), job) for rank in range(2)]
         processes = [psutil.Process(job.pid), *psutil.Process(job.pid).children(recursive=True)]
-        if kind == "killed":
+        if kind != "raises in fit":
             assert {process.pid for process in processes} > {job.pid, *pids}, "the server is there"
-            os.kill(pids[1], signal.SIGKILL)
+            os.kill(pids[1], signal.SIGKILL if kind == "killed" else signal.SIGUSR1)
         output, _ = job.communicate(timeout=END_WITHIN_S)
     finally:
         job.kill()
@@ -103,5 +116,5 @@ def test_when_a_worker_fails_all_end_and_it_is_named(tmp_path: Path, kind: str) 
     assert job.returncode == code
     assert not [process for process in processes if process.is_running()]
     assert list((tmp_path / "tmp").iterdir()) == [], "temporary folders are removed"
-    if kind == "raises":
+    if kind != "killed":
         assert "[party1/worker0] RuntimeError: this worker gives up" in output

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support import children
+from tests.support import children, hurried
 from tf_hips import config
 from tf_hips.cli import arguments, worker
 from tf_hips.ops.specifications import CACHE
@@ -61,8 +61,8 @@ def test_a_specification_of_the_compression_comes_along(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To a host that has neither the file nor a codec of it in its cache."""
-    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
-    monkeypatch.setenv(CACHE, str(ours))
+    theirs = tmp_path / "theirs"
+    hurried.cache_of_its_own(tmp_path, monkeypatch)
     text = arguments.codec(f"error_feedback({SPECIFICATION}(2, 1))")
     variables = worker.environment(config.Run(compression=text))
     script = (

@@ -25,7 +25,7 @@ ANY = settings(suppress_health_check=list(HealthCheck))
 CHOICES = st.randoms(use_true_random=False)
 
 
-@settings(ANY, max_examples=300)
+@settings(ANY, max_examples=100)
 @given(CHOICES)
 def test_changed_specifications(choose):
     fuzzing.survives(fuzzing.mutate(choose).encode("utf-8"))
@@ -48,7 +48,7 @@ def changed_bytes(draw):
     return bytes(text)
 
 
-@settings(ANY, max_examples=150)
+@settings(ANY, max_examples=60)
 @given(changed_bytes())
 def test_changed_bytes(text):
     fuzzing.survives(text)
@@ -66,10 +66,10 @@ def test_the_command_line_shows_no_traceback(tmp_path_factory, choose):
 
 def test_changes_get_through():
     """Else the tests above would try the parser alone."""
-    texts = [fuzzing.mutate(random.Random(seed)) for seed in range(300)]
+    texts = [fuzzing.mutate(random.Random(seed)) for seed in range(120)]
     accepted = [text for text in texts if fuzzing.survives(text.encode("utf-8")) is not None]
-    assert len(accepted) > 10
-    assert len(set(texts)) > 250
+    assert len(accepted) > 4
+    assert len(set(texts)) > 100
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from tests.compll.support import SPECS, gradients
 from tests.support import hurried
 
 ROOT = SPECS.parents[2]
-TERNGRAD = SPECS / "terngrad.pse"
+TERNGRAD, FP32 = SPECS / "terngrad.pse", SPECS / "fp32.pse"
 NAMES = ("fp32", "onebit", "terngrad")
 
 
@@ -155,9 +155,9 @@ def test_the_makefile_builds_elsewhere_what_build_leaves(tmp_path, capsys, monke
     monkeypatch.setenv("CXX", str(hurried.compiler(tmp_path)))
     monkeypatch.setenv(hurried.HURRY, "1")
     made, elsewhere = tmp_path / "made", tmp_path / "elsewhere"
-    assert main(["gen", str(TERNGRAD), "-o", str(made), "--build", "--target", "cpp"]) == 0
-    assert capsys.readouterr().out.strip() == str(made / "terngrad.so")
-    (made / "terngrad.so").rename(tmp_path / "terngrad.so")
+    assert main(["gen", str(FP32), "-o", str(made), "--build", "--target", "cpp"]) == 0
+    assert capsys.readouterr().out.strip() == str(made / "fp32.so")
+    (made / "fp32.so").rename(tmp_path / "fp32.so")
     made.rename(elsewhere)
     done = subprocess.run(
         ["make", "-C", str(elsewhere), f"PYTHON={sys.executable}"],
@@ -167,15 +167,15 @@ def test_the_makefile_builds_elsewhere_what_build_leaves(tmp_path, capsys, monke
         timeout=50,
     )
     assert done.returncode == 0, done.stderr
-    program = compll.compile_spec(TERNGRAD)
+    program = compll.compile_spec(FP32)
     x = gradients(1023)["plain"]
     expected = compll.Reference(program).encode(x, seed=2).tobytes()
     ids = set()
-    for library in (tmp_path / "terngrad.so", elsewhere / "terngrad.so"):
+    for library in (tmp_path / "fp32.so", elsewhere / "fp32.so"):
         assert CompiledCodec(program, library).encode(x, seed=2).tobytes() == expected
         told = ctypes.c_char.in_dll(ctypes.CDLL(str(library)), "tf_hips_codec_id")
         ids.add(ctypes.string_at(ctypes.addressof(told)))
-    assert len(ids) == 1 and ids.pop().startswith(b"terngrad@")
+    assert len(ids) == 1 and ids.pop().startswith(b"fp32@")
 
 
 UNREAD = """

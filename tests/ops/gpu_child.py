@@ -1,14 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process of test_gpu_ops: TensorFlow with a double of a GPU, and our ops on it.
-
-    python -m tests.ops.gpu_child PLUGIN KERNELS FOLDER
-
-FOLDER gets the ops' library, and later KERNELS beside it. Ends with "all good".
-"""
+"""What a process of test_gpu_ops does: TensorFlow with a double of a GPU, and our ops on it."""
 
 import ctypes
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -260,8 +254,8 @@ def check_loaded(folder: Path) -> None:
         assert placement._architectures() == ("90",)
 
 
-def main() -> None:
-    plugin, kernels, folder = (Path(argument) for argument in sys.argv[1:])
+def check(plugin: Path, kernels: Path, folder: Path) -> None:
+    """Checks all; `folder` gets the ops' library, and later `kernels` beside it."""
     device = gpu_double.load(plugin)
     # Loaded from where the double of the CUDA library can be put beside it.
     own = folder / library.OPS_PATH.name
@@ -291,8 +285,3 @@ def main() -> None:
     check_failed_launches(library.CUDA_PATH)
     check_copies(device)
     check_loaded(folder)
-    print("all good")
-
-
-if __name__ == "__main__":
-    main()

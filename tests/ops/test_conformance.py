@@ -7,6 +7,9 @@ compared in tests/ops/test_state.py.
 
 import ctypes
 import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,12 +45,17 @@ each_with_feedback = pytest.mark.parametrize(
 each_default = pytest.mark.parametrize("compressor", DEFAULTS, ids=lambda c: c.text)
 
 
+@functools.cache
+def traced(function: Callable[..., Any], compressor: Compressor) -> Callable[..., Any]:
+    """A graph for each shape and key, which tests of other values use again."""
+    return tf.function(functools.partial(function, compressor), autograph=False)
+
+
 def graph_encode(
     compressor: Compressor, x: Floats, key: Key = KEY, kept: Floats | None = None
 ) -> tuple[Floats, Floats | None]:
     """Encodes in a graph, where TensorFlow's threads flush denormals."""
-    packet, new_residual = tf.function(graph.encode, autograph=False)(
-        compressor,
+    packet, new_residual = traced(graph.encode, compressor)(
         tf.constant(x),
         seed=key.seed,
         step=key.step,
@@ -69,7 +77,7 @@ def assert_faces_agree(compressor: Compressor, x: Floats) -> None:
 
     values = bits(reference(compressor).decode(expected, x.size))
     np.testing.assert_array_equal(bits(native.decode(compressor, packet, x.size)), values)
-    decoded = tf.function(graph.decode, autograph=False)(compressor, tf.constant(packet), x.size)
+    decoded = traced(graph.decode, compressor)(tf.constant(packet), x.size)
     np.testing.assert_array_equal(bits(decoded.numpy()), values)
 
 

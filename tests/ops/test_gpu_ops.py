@@ -8,8 +8,6 @@ seen is CUDA: not run on a GPU.
 """
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ import pytest
 from tests.compll import emulation
 from tests.compll.support import spec
 from tests.support import gpu_double
+from tests.support.ranks import run_parties
 
 pytestmark = [pytest.mark.tf, pytest.mark.timeout(240)]
 
@@ -44,21 +43,30 @@ def fake_nvcc(folder: Path) -> Path:
     return script
 
 
+def on_a_double(plugin: Path, kernels: Path, folder: Path) -> None:
+    """In a process of its own: TensorFlow looks for its devices once."""
+    from tests.ops import gpu_child
+
+    with (folder / "said").open("wb") as said:
+        os.dup2(said.fileno(), 2)
+    gpu_child.check(plugin, kernels, folder)
+    (folder / "end").touch()
+
+
 def test_kernels_for_gpus(tmp_path: Path) -> None:
-    plugin = gpu_double.build(tmp_path)
-    kernels = emulation.build(*(spec(name) for name in EMULATED))
-    env = {**os.environ, "NVCC": str(fake_nvcc(tmp_path)), "TF_HIPS_CACHE": str(tmp_path / "cache")}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.ops.gpu_child", plugin, kernels, tmp_path],
-        cwd=ROOT,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout.splitlines()[-1] == "all good"
-    told = "encodes on the CPU, and gradients are copied there"
-    assert f"onebit {told}: no libtf_hips_cuda.so" in done.stderr
-    assert done.stderr.count(f"{told}: an emulated error (CUDA of the driver: 12.4") == 1
+    told = {
+        "plugin": gpu_double.build(tmp_path),
+        "kernels": emulation.build(*(spec(name) for name in EMULATED)),
+        "folder": tmp_path,
+    }
+    env = {"NVCC": str(fake_nvcc(tmp_path)), "TF_HIPS_CACHE": str(tmp_path / "cache")}
+    try:
+        run_parties(on_a_double, told, [1], [env], deadline_s=200)
+    except AssertionError:
+        print((tmp_path / "said").read_text()[-4000:])
+        raise
+    said = (tmp_path / "said").read_text()
+    assert (tmp_path / "end").exists()
+    word = "encodes on the CPU, and gradients are copied there"
+    assert f"onebit {word}: no libtf_hips_cuda.so" in said
+    assert said.count(f"{word}: an emulated error (CUDA of the driver: 12.4") == 1

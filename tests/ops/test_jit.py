@@ -21,7 +21,7 @@ from compll import pipeline, specification
 from compll.backends import toolchain
 from tests.ops.codecs import bits, gradient
 from tests.support import hurried
-from tests.support.ranks import process_groups
+from tests.support.ranks import process_groups, run_parties
 from tf_hips.errors import LibraryError, ProtocolError, SpecificationError
 from tf_hips.ops import (
     Compressor,
@@ -178,6 +178,16 @@ def test_a_graph_without_its_codec_says_which_to_load(mine: Compressor) -> None:
         encoded(tf.ones([3]))
 
 
+def saved_graph(folder: Path, packet: str) -> None:
+    """In another process."""
+    library.ops(tf)
+    model = tf.saved_model.load(str(folder))
+    with pytest.raises(tf.errors.FailedPreconditionError, match="is not loaded in this process"):
+        model.encoded(tf.ones([10]))
+    tf_hips.load(MINE)
+    assert model.encoded(tf.ones([10])).numpy().tobytes().hex() == packet
+
+
 def test_a_saved_graph_runs_where_the_codec_is_loaded(mine: Compressor, tmp_path: Path) -> None:
     class Model(tf.Module):
         @tf.function(input_signature=[tf.TensorSpec([10])])
@@ -185,30 +195,9 @@ def test_a_saved_graph_runs_where_the_codec_is_loaded(mine: Compressor, tmp_path
             return graph.encode(mine, x, seed=3, step=2, tensor_id=1)[0]
 
     tf.saved_model.save(Model(), str(tmp_path / "model"))
-    program = (
-        "import sys, tensorflow as tf, tf_hips\n"
-        "from tf_hips.ops import library\n"
-        "library.ops(tf)\n"
-        "model = tf.saved_model.load(sys.argv[1])\n"
-        "try:\n"
-        "    model.encoded(tf.ones([10]))\n"
-        "except tf.errors.FailedPreconditionError as error:\n"
-        "    assert 'is not loaded in this process' in str(error), error\n"
-        "else:\n"
-        "    sys.exit('it ran without its codec')\n"
-        f"tf_hips.load({str(MINE)!r})\n"
-        "print(model.encoded(tf.ones([10])).numpy().tobytes().hex())\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / "model")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=90,
-    )
-    assert done.returncode == 0, done.stderr
-    packet = native.encode(mine, np.ones(10, np.float32), KEY)
-    assert done.stdout.split()[-1] == packet.tobytes().hex()
+    packet = native.encode(mine, np.ones(10, np.float32), KEY).tobytes().hex()
+    told = {"folder": tmp_path / "model", "packet": packet}
+    run_parties(saved_graph, told, [1], deadline_s=90)
 
 
 @pytest.mark.parametrize("kind", ["encode", "decode"])

@@ -99,8 +99,18 @@ def test_faces_agree_on_large_tensors(compressor: Compressor, n: int) -> None:
     assert_faces_agree(compressor, reference(compressor), given)
 
 
-@each
-@pytest.mark.parametrize("n", [0, 1, 7, 8, 1023, CHUNK + 5])
+@pytest.mark.parametrize(
+    ("compressor", "n"),
+    [
+        pytest.param(
+            *(one, n),
+            id=f"{n}-{one.text}",
+            marks=pytest.mark.slow if n > CHUNK and one not in DEFAULTS else (),
+        )
+        for one in stateful_variants()
+        for n in (0, 1, 7, 8, 1023, CHUNK + 5)
+    ],
+)
 def test_faces_agree(compressor: Compressor, n: int) -> None:
     steps = STEPS if n < CHUNK else 2
     given = [gradient(n, step) for step in range(steps)]

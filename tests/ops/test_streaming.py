@@ -26,7 +26,8 @@ def test_large_decodes_and_merges_are_those_of_their_chunks(compressor: Compress
         at, start = end, start + size
     room = np.full(N + 64, np.float32(np.nan))
     first = -(room.ctypes.data // 4) % 16  # where a line of memory begins
-    for skew in (0, 1, 5, 8, 12, 15):
+    # Where an output begins is no business of a codec's parameters.
+    for skew in (0, 1, 5, 8, 12, 15) if compressor == Compressor(compressor.name) else (0, 5):
         room[:] = np.nan
         out = room[first + skew : first + skew + N]
         native.decode(compressor, packets, N, out=out)

@@ -211,6 +211,7 @@ def test_a_run_goes_on_with_a_server_killed_in_every_phase(server: ServerProcess
     assert all(one["records"] > 0 < one["bytes"] for one in restored)
 
 
+@pytest.mark.slow  # `make test-faults` does more of it
 def test_a_server_killed_while_rounds_go_on(server: ServerProcess) -> None:
     a, b = (Party(server.address, site, None) for site in SITES)
     together(a.join, b.join)

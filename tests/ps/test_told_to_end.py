@@ -59,10 +59,7 @@ def server(tmp_path: Path) -> Iterator[SlowServer]:
     made.end()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_run_is_kept_however_often_its_server_is_told_to_end(
-    server: SlowServer, number: signal.Signals
-) -> None:
+def test_a_run_is_kept_however_often_its_server_is_told_to_end(server: SlowServer) -> None:
     a, b = (Party(server.address, site, None) for site in SITES)
     together(a.join, b.join)
     merged = train_all((a, b), 0, 0)
@@ -72,7 +69,8 @@ def test_a_run_is_kept_however_often_its_server_is_told_to_end(
     assert server.process is not None
     server.process.send_signal(signal.SIGTERM)
     eventually((server.base / "told").exists)
-    server.process.send_signal(number)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        server.process.send_signal(number)
     (server.base / "slow").unlink()
     assert server.process.wait(DEADLINE_S) == 0
     server.start()

@@ -93,7 +93,7 @@ def addresses(servers: dict[str, TreeServer]) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("victims", "is_eager"),
     [
-        pytest.param(("west",), False, id="party"),
+        pytest.param(("west",), False, id="party", marks=pytest.mark.slow),
         pytest.param(("west",), True, id="party-snapshots", marks=pytest.mark.slow),
         pytest.param(("",), False, id="top", marks=pytest.mark.slow),
         pytest.param(("west", ""), True, id="both-snapshots", marks=pytest.mark.slow),

@@ -8,10 +8,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+KERAS = "import keras\nimport tf_hips\n"
 PRELUDE = """
 import hashlib, os, pathlib, shutil, signal, sys
-import keras, numpy as np, psutil
-import tf_hips
+import numpy as np, psutil
 
 folder, disturbs = pathlib.Path(sys.argv[1]), sys.argv[2] == "disturbed"
 
@@ -60,7 +60,11 @@ def launch(
         text=True,
         timeout=timeout_s,
         check=False,
-        env={**os.environ, "TF_NUM_INTRAOP_THREADS": "1"},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(sys.path),  # with the tests
+            "TF_NUM_INTRAOP_THREADS": "1",
+        },
     )
     return done.returncode, done.stdout + done.stderr
 
@@ -72,6 +76,7 @@ def train(
     *arguments: str,
     parties: int = 2,
     options: Sequence[str] = (),
+    imports: str = KERAS,
 ) -> tuple[set[str], str]:
     """Trains to the end; what workers say behind `END`, and all that was printed.
 
@@ -82,10 +87,11 @@ def train(
         arguments: more of the script.
         parties: how many.
         options: more of `tf-hips run`.
+        imports: lines before `PRELUDE`.
     """
     options = ("--server", "--log-dir", str(folder / "logs"), *options)
     code, printed = launch(
-        folder, PRELUDE + script, how, *arguments, parties=parties, options=options
+        folder, imports + PRELUDE + script, how, *arguments, parties=parties, options=options
     )
     assert code == 0, printed
     ends = re.findall(r"^\[party\d/worker0\] END (.*)$", printed, re.MULTILINE)
