@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+import demo_figure
 from rich.console import Console
 from rich.table import Table
 
@@ -81,7 +82,7 @@ def demonstrate(options: argparse.Namespace) -> int:
     events = log.read_events(events_dir)
     summary = report.summarise(events)
     figure = options.out / "accuracy_and_bytes.png"
-    report.draw(events, figure, f"Digits over {kind(options)}, 1 bit per gradient element")
+    demo_figure.draw(events, figure, f"Digits over {kind(options)}, 1 bit per gradient element")
     workers = options.parties * options.workers
     return conclude(summary, workers, time.monotonic() - begin, figure, console)
 

@@ -22,7 +22,8 @@ LAST_LINE = re.compile(
 
 
 @pytest.fixture
-def demo() -> ModuleType:
+def demo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(DEMO.parent)
     spec = importlib.util.spec_from_file_location("demo", DEMO)
     if spec is None or spec.loader is None:
         pytest.fail(f"{DEMO} cannot be loaded")

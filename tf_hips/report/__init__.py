@@ -16,9 +16,7 @@ Imports no TensorFlow; matplotlib (extra `plots`) only to draw.
 from tf_hips.report.rounds import (
     Summary,
     Traffic,
-    draw,
     epochs,
-    figure,
     newest_run,
     summarise,
     traffic,
@@ -27,9 +25,7 @@ from tf_hips.report.rounds import (
 __all__ = [
     "Summary",
     "Traffic",
-    "draw",
     "epochs",
-    "figure",
     "newest_run",
     "summarise",
     "traffic",
