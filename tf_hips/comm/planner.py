@@ -36,7 +36,7 @@ _NOTHING = 0.01
 _MAX_THRESHOLDS = 10
 _MAX_SINGLE = 12  # gradients, the largest ones, that are looked at one by one
 _PASSES = 2
-# Bounds the search: tasks that are simulated, some microseconds each.
+# Bounds the improving: tasks that are simulated, some microseconds each.
 _MAX_TASKS = 50_000
 
 
