@@ -52,7 +52,7 @@ def _train(folder):
                 keras.layers.Dense(3),
             ]
         )
-        model.compile(keras.optimizers.Adam(0.05), "mse", metrics=["mae"])
+        model.compile(keras.optimizers.Adam(0.05), "mse", metrics=["mae"], run_eagerly=True)
     model.fit(
         *own,
         batch_size=training.BATCH,

@@ -27,12 +27,13 @@ def test_two_ranks_stay_equal_in_unequal_steps(tmp_path):
     assert strategy.num_replicas_in_sync == 2
 
     # Each rank has its own seed, and rank 1 a shorter last batch, which only it traces.
-    for steps, accumulated in ((3, None), (1, 2)):
+    for steps, accumulated, options in ((3, None, {}), (1, 2, {"run_eagerly": True})):
         keras.utils.set_random_seed(rank)
         with strategy.scope():
             model = training.build(
                 keras.optimizers.AdamW(gradient_accumulation_steps=accumulated),
                 steps_per_execution=steps,
+                **options,
             )
         history = training.fit(model, [array[: 40 - 3 * rank] for array in own], epochs=3)
         assert history[-1] < history[0]
@@ -258,7 +259,7 @@ def test_mistakes_are_errors_on_all_ranks():
     for mode, is_finite in (("zero", True), ("propagate", False)):
         tolerant = CompressedRing(nonfinite=mode)
         with tolerant.scope():
-            model = training.build()
+            model = training.build(run_eagerly=True)
         training.fit(model, spoiled)
         training.assert_same_on_all_ranks(model)
         assert np.isfinite(model.get_weights()[0]).all() == is_finite
@@ -300,7 +301,7 @@ def test_one_worker_is_plain_keras_bit_for_bit():
     ):
         keras.utils.set_random_seed(5)
         with scope():
-            model = training.build("adam")
+            model = training.build("adam", run_eagerly=True)
         training.fit(model, [x, y])
         results.append(fingerprint(model))
     assert len(set(results)) == 1
@@ -340,7 +341,7 @@ def test_compressed_training_keeps_replicas_equal():
     from tf_hips.strategies import CompressedRing
 
     rank = primitives.rank()
-    own = training.shard(training.data(320), rank, 2)
+    own = training.shard(training.data(80), rank, 2)
     ways = [
         ("error_feedback(terngrad(bitwidth=2))", {"steps_per_execution": 3}),
         ("terngrad(bitwidth=4)", {"run_eagerly": True}),
@@ -349,9 +350,9 @@ def test_compressed_training_keeps_replicas_equal():
         keras.utils.set_random_seed(rank)
         strategy = CompressedRing(compression)
         with strategy.scope():
-            model = training.build("adam", **options)
+            model = training.build(keras.optimizers.SGD(0.05), **options)
         # Rank 1 traces its shorter last batch alone; the residuals stay where they are.
-        history = training.fit(model, [array[: 120 - 3 * rank] for array in own], epochs=4)
+        history = training.fit(model, [array[: 40 - 3 * rank] for array in own], epochs=3)
         assert history[-1] < 0.9 * history[0], (compression, history)
         training.assert_same_on_all_ranks(model)
 

@@ -337,6 +337,6 @@ def test_one_worker_gets_what_keras_gets():
 
     y[0] = np.nan
     with scopes[1]():
-        model = build("adam")
+        model = build("adam", run_eagerly=True)
     with pytest.raises(NonFiniteError, match=r"Gradient \d+ .*of rank 0 must"):
         training.fit(model, [x, y])
