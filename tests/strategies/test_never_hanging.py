@@ -89,12 +89,13 @@ def _case(folder):
     from tf_hips.comm import primitives
     from tf_hips.strategies import CompressedRing
 
+    case = os.environ[_CASE]
     strategy = CompressedRing()
     with strategy.scope():
         model = training.build()
     arrays = training.data(64)
-    training.fit(model, arrays)
-    case = os.environ[_CASE]
+    if case != "death_in_a_ring":  # it has a model of its own
+        training.fit(model, arrays)
     cases = {
         "unequal_loops": _unequal_loops,
         "other_order": _other_order,
