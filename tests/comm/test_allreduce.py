@@ -281,11 +281,16 @@ def _stages_in_graphs():
     in_loop = make("in_loop")
     turns = Turns(lambda value, name: tf.Variable(value, trainable=False))
 
+    # As in strategies, whose code AutoGraph does not convert: that takes half a minute here.
+    @tf.autograph.experimental.do_not_convert
+    def in_turns(step):
+        return turns(lambda: in_loop(values(step), step), label="the sums")
+
     @tf.function
     def loop():
         found = [tf.TensorArray(tf.float32, 6), tf.TensorArray(tf.float32, 6)]
         for step in tf.range(6, dtype=tf.int64):
-            sums = turns(lambda step=step: in_loop(values(step), step), label="the sums")
+            sums = in_turns(step)
             found = [
                 one.write(tf.cast(step, tf.int32), total)
                 for one, total in zip(found, sums, strict=True)
@@ -305,7 +310,7 @@ def _stages_in_graphs():
     careless = make("careless", "warmup(error_feedback(onebit), steps=2)")
     constant = make("constant", "warmup(error_feedback(onebit), steps=2)")
 
-    @tf.function
+    @tf.function(autograph=False)
     def wasteful(step):
         sums = careless([tf.ones([8]), tf.ones([3])], step)
         early = constant([tf.ones([8]), tf.ones([3])], tf.constant(0, tf.int64))

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process that has imported TensorFlow and forks: ranks of tests start in a tenth of a second.
 
-Importing TensorFlow, Keras and Horovod takes seconds of a processor, which is most of what a launch
-of ranks costs. The zygote does it once for a session of pytest. A child has a group, environment,
-folder and output of its own, and runs and ends like a program that was started.
+Importing TensorFlow, Keras, Horovod and our strategies takes seconds of a processor, which is most
+of what a launch of ranks costs; to take them to pieces at the end takes a third of one. The zygote
+does the one once for a session of pytest, and its children leave out the other. A child has a
+group, environment, folder and output of its own, and runs and ends like a program that was started.
 
 Forking is safe as long as the zygote only imports: TensorFlow and Horovod make their threads when
 they are first used, in the child.
@@ -23,9 +24,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tests.support import children
 
@@ -128,12 +130,22 @@ def _become(command: dict[str, Any]) -> list[str]:
     return arguments
 
 
+def _end(code: int) -> NoReturn:
+    """Ends this child as Python does, but for the objects, which the system takes back at once."""
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 def _main() -> int:
     import horovod.tensorflow  # noqa: F401
     import keras  # noqa: F401
     import pytest  # noqa: F401
     import tensorflow  # noqa: F401
 
+    import tf_hips.loops  # noqa: F401
     from tests.support import ranks
 
     # Half a million objects that stay: to look at them takes longer than many tests.
@@ -149,7 +161,7 @@ def _main() -> int:
             pid = os.fork()
             if pid == 0:
                 answers.close()
-                return ranks.main(*_become(command))
+                _end(ranks.main(*_become(command)))
             with contextlib.suppress(OSError):  # the child was faster, or has ended
                 os.setpgid(pid, pid)
             answers.write(json.dumps(pid) + "\n")

@@ -97,6 +97,7 @@ def batches(
             dataset = dataset.concatenate(tf.data.Dataset.from_tensor_slices(last))
         return dataset
 
+    @tf.autograph.experimental.do_not_convert
     def gather(rows: tf.Tensor) -> Any:
         return tf.nest.map_structure(lambda tensor: tf.gather(tensor, rows), tensors)
 

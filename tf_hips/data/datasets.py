@@ -86,12 +86,14 @@ def batches(
         seats: instead of `group`, the group of each step, of equally many and full batches.
     """
     length = known_length(dataset)
+    is_uncounted = int(dataset.cardinality()) == tf.data.UNKNOWN_CARDINALITY
     joined = groups * batch_size
     is_tuple = type(dataset.element_spec) is tuple  # whose parts `map` passes one by one
     specs = tf.nest.flatten(dataset.element_spec)
     is_dense = all(isinstance(one, tf.TensorSpec) for one in specs)
     is_sparse = any(isinstance(one, tf.SparseTensorSpec) for one in specs)
 
+    @tf.autograph.experimental.do_not_convert
     def own_of(*parts: Any) -> Any:
         rows = parts if is_tuple else parts[0]
         return tf.nest.map_structure(lambda part: part[group::groups], rows)
@@ -119,7 +121,7 @@ def batches(
                 )
             blocks = rows.batch(joined, drop_remainder=True)
             return seats.applied(blocks, position, rows_of)
-        if drop_remainder and int(dataset.cardinality()) == tf.data.UNKNOWN_CARDINALITY:
+        if drop_remainder and is_uncounted:
             # Joined batches first, so that no group gets one more than another.
             whole = rows.batch(joined, drop_remainder=True)
             if is_sparse:  # no slices with strides

@@ -69,6 +69,7 @@ class Feed:
         # Steps that the next pass leaves out.
         self._skipped = make_variable(tf.constant(0, tf.int64), "skipped")
 
+        @tf.autograph.experimental.do_not_convert
         def begin(_: tf.Tensor) -> tf.Tensor:
             steps = self._skipped.read_value()
             with tf.control_dependencies([steps]):

@@ -89,12 +89,15 @@ class Position:
             make_pass: gets an int64 scalar, inside a graph.
         """
 
+        @tf.autograph.experimental.do_not_convert
         def begin(_: tf.Tensor) -> tf.Tensor:
             epoch = self._next.read_value()
             with tf.control_dependencies([epoch]):
                 self._next.assign_add(1)
             return epoch
 
+        # AutoGraph would read and write anew, for each dataset, code that has nothing for it.
+        make_pass = tf.autograph.experimental.do_not_convert(make_pass)
         return tf.data.Dataset.from_tensors(0).map(begin).flat_map(make_pass)
 
     def mark(self, dataset: tf.data.Dataset) -> tf.data.Dataset:

@@ -114,6 +114,7 @@ class Seats:
         first = tf.numpy_function(lambda: self._begin(position), [], tf.int64)
         first = tf.ensure_shape(first, [])
 
+        @tf.autograph.experimental.do_not_convert
         def of_step(step: tf.Tensor, block: Any) -> Any:
             return make(block, self._seat(first + step, position))
 
@@ -131,6 +132,7 @@ class Seats:
             )
         )
 
+        @tf.autograph.experimental.do_not_convert
         def ends(*_: Any) -> tf.Tensor:
             done = tf.numpy_function(lambda: self._end(position), [], tf.bool)
             return tf.ensure_shape(done, [])
