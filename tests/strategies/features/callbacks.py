@@ -144,7 +144,7 @@ def orbax_checkpoint(job: Job):
 
 @feature()
 def keras_backup_and_restore(job: Job):
-    rows = job.shard(linear(job, 2))
+    rows = job.shard(linear(job, 1))
     build = _build(lambda: keras.optimizers.Adam(0.01))
 
     def callback():

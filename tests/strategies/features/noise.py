@@ -66,7 +66,7 @@ def noise_of_a_group_is_shared(job: Job):
             np.testing.assert_array_equal(here, there)
 
 
-@feature()
+@feature(elsewhere="noise_differs_and_repeats")
 def dropout_trains(job: Job):
     def build():
         model = keras.Sequential(

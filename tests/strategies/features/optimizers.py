@@ -143,7 +143,7 @@ def gradient_accumulation(job: Job, parameter):
     assert int(model.optimizer.iterations.numpy()) == 7
 
 
-@feature(each=_CLIPPING)
+@feature(each=_CLIPPING, first=2)
 def clipping(job: Job, parameter):
     limit = _CLIPPING[parameter]
 

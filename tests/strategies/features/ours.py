@@ -161,7 +161,10 @@ def fine_tuning(job: Job):
     assert [value.tobytes() for value in model.layers[0].get_weights()] == frozen
 
 
-@feature(each=("error_feedback(onebit)", "error_feedback(terngrad(bitwidth=2))"))
+@feature(
+    each=("error_feedback(onebit)", "error_feedback(terngrad(bitwidth=2))"),
+    elsewhere="test_momentum.py",
+)
 def warmup_of_compression(job: Job, parameter: str):
     """Exact steps, then a codec, from the middle of an execution of two steps on."""
     rows = job.shard(linear(job, 6))
@@ -204,7 +207,7 @@ def layers_that_adapt(job: Job):
         layer.adapt(seen)
         model = keras.Sequential([keras.Input((6,)), layer, keras.layers.Dense(3)])
         model.compile("sgd", "mse")
-        return model
+        return job.eagerly(model)
 
     def looking_up():
         lookup = keras.layers.StringLookup()

@@ -84,7 +84,7 @@ def validation_and_initial_epoch(job: Job):
 @feature()
 def evaluate_and_predict(job: Job):
     x, y = linear(job, 2)
-    model = job.make(build_mlp)
+    model = job.make(lambda: job.eagerly(build_mlp()))
     model.fit(*job.shard([x, y]), batch_size=BATCH, verbose=0)
     # 13 rows here and 6 there, that is four batches and two.
     rows = [slice(0, 13), slice(13, 19)][job.rank]
