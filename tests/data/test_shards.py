@@ -66,8 +66,21 @@ def test_groups_together_train_as_one_process_would(source, shuffle, groups, bat
     assert (order == sorted(order)) is not shuffle
 
 
-@pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize(("groups", "shuffle"), [(3, False), (3, True), (37, False)])
+@pytest.mark.parametrize(
+    "groups, shuffle, source",
+    [
+        pytest.param(
+            groups,
+            shuffle,
+            source,
+            id=f"{groups}-{shuffle}-{source}",
+            # A graph for each of 37 groups.
+            marks=pytest.mark.slow if groups == ROWS and source != "dataset" else [],
+        )
+        for groups, shuffle in [(3, False), (3, True), (ROWS, False)]
+        for source in SOURCES
+    ],
+)
 def test_nothing_is_dropped_in_evaluation(source, shuffle, groups):
     parts = groups_of(SOURCES[source](), 4, groups, shuffle=shuffle, drop_remainder=False)
     own = [list(itertools.chain(*part)) for part in parts]

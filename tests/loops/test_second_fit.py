@@ -186,7 +186,8 @@ def test_weights_that_are_loaded_between_two_fits_are_no_movement():
     assert is_equal(model)
 
 
-@pytest.mark.parametrize("local_steps", [3, 4])
+# Whether the last meeting is that of the end, or one with steps of its own before it.
+@pytest.mark.parametrize("local_steps", [pytest.param(3, marks=pytest.mark.slow), 4])
 @ranks(2)
 def test_the_mean_of_use_ema_is_that_of_all(local_steps):
     import keras

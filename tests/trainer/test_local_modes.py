@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Modes with local steps: what their options mean, and runs of them by the launcher."""
 
+import contextlib
 import dataclasses
 import types
 
 import pytest
 
+from tests.strategies.test_hierarchical_ps import serving, write_configs
+from tests.support.ranks import run_parties
 from tests.trainer.test_training import launched
-from tf_hips import log
+from tf_hips import config, log
 from tf_hips.cli import arguments
 from tf_hips.errors import ConfigError
 from tf_hips.report import runs
@@ -120,7 +123,6 @@ def test_a_participation_that_is_none(share):
 @pytest.mark.tf
 @pytest.mark.parametrize("mode", [name for name, one in MODES.items() if one.options])
 def test_several_workers_are_needed(mode, monkeypatch):
-    from tf_hips import config
 
     for name in (config.CONFIG_VARIABLE, "HOROVOD_SIZE"):
         monkeypatch.delenv(name, raising=False)
@@ -255,21 +257,44 @@ def rounds_of(folder):
     return dict(sorted(found.items()))
 
 
-@pytest.mark.heavy
-@pytest.mark.timeout(180)
-def test_esync_of_uneven_parties(tmp_path):
-    output = launched(
-        tmp_path,
-        *("train", "--cpu", "-n", "lenet", "-dt", "digits", "-b", "16", "-m", "esync"),
-        *("-ll", "0.05", "-gl", "1", "--max-steps", "40", "-e", "3", "--train-dir"),
-        *(str(tmp_path / "models"), "--eval-freq", "10"),
-        *("--pace", "slowest_steps=4,most_slowest_steps=4,link_share=1"),
-        launcher=[
-            *("--parties", "2", "--workers", "1", "--log-dir", str(tmp_path / "events")),
-            *("--slowdown", "worker=0:60ms", "--slowdown", "worker=1:15ms"),
-        ],
+def _train_by_esync(folder):
+    from tf_hips.trainer import training
+
+    told = Training(
+        "lenet",
+        "digits",
+        mode="esync",
+        batch_size=16,
+        learning_rate=0.05,
+        max_steps=40,
+        eval_duration=3,
+        train_dir=str(folder / "models"),
+        eval_freq=10,
+        local=Local(global_lr=1.0, pace="slowest_steps=4,most_slowest_steps=4,link_share=1"),
     )
-    assert "mode esync, 2 workers, 80 steps of all" in output
+    output = folder / f"{config.current().uplink.site}.txt"
+    with output.open("w") as file, contextlib.redirect_stdout(file):
+        training.run(told)
+
+
+# What `tf-hips run` starts, from ranks that need not load TensorFlow first: LEARNING and
+# test_training.py have the launcher.
+@pytest.mark.tf
+@pytest.mark.heavy
+@pytest.mark.timeout(150)
+def test_esync_of_uneven_parties(tmp_path):
+    with serving("uneven") as server:
+        address = f"127.0.0.1:{server.port}"
+        paths = write_configs(tmp_path, "uneven", address, log_dir=str(tmp_path / "events"))
+        second = config.load(paths[1])  # one party saves, as the launcher has it
+        config.dump(dataclasses.replace(second, saves=False), paths[1])
+        environments = [
+            {"TF_HIPS_CONFIG": str(path), "TF_HIPS_SLOWDOWN": slowdown}
+            for path, slowdown in zip(paths, ("60ms", "15ms"), strict=True)
+        ]
+        run_parties(_train_by_esync, {"folder": tmp_path}, [1, 1], environments)
+    outputs = "".join(path.read_text() for path in tmp_path.glob("*.txt"))
+    assert "mode esync, 2 workers, 80 steps of all" in outputs
     slow, fast = rounds_of(tmp_path / "events").values()
     assert len(slow) == len(fast) >= 4
     # The last rounds are as long as what is left.
