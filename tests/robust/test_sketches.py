@@ -226,10 +226,11 @@ def test_absurd_norms_and_rows_that_are_not_finite_are_refused() -> None:
 def test_no_row_has_a_longer_sketch_than_is_said(d: int, k: int) -> None:
     seed = seed_of(3, d)
     most = sketches.most_stretch([d], k)
-    stretched = np.linalg.svd(matrix(d, k, seed), compute_uv=False)[0] ** 2
+    _, lengths, rows = np.linalg.svd(matrix(d, k, seed), full_matrices=False)
+    stretched = lengths[0] ** 2
     assert 0.5 * most <= stretched <= most * (1 + 1e-9)
     # The row of which it is the longest is taken, and so are rows whose squares float32 has not.
-    longest = np.linalg.svd(matrix(d, k, seed))[2][0]
+    longest = rows[0]
     for row in (longest, 1e-20 * longest):
         making = Sketching(seed, 1, k)
         making.add(0, [row.astype(np.float32)])

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A C++ compiler in a hurry: for tests of what is done with a library, not of what is in it."""
 
+import shlex
 import shutil
 from pathlib import Path
 
@@ -13,16 +14,41 @@ from tf_hips.ops.specifications import CACHE
 HURRY = "TEST_HURRY"
 
 
+# What a compiler in a hurry made of a text it gives again, for as long as these tests run. Only one
+# command from text to library, which says nothing: others are as they are.
+_SCRIPT = """#!/bin/bash
+[ -n "${{{hurry}}}" ] || exec {compiler} "$@"
+set -- "${{@/#-O3/-O0}}"
+library= given= key=()
+for one in "$@"; do
+  if [ "$before" = -o ]; then library=$one
+  elif [ -f "$one" ]; then key+=("$(sha256sum <"$one")"); given+=${{one##*.}}
+  else key+=("$one"); fi
+  before=$one
+done
+[[ -n "$library" && $given = cc && " $* " = *" -shared "* ]] || exec {compiler} "$@"
+kept={kept}/$(printf '%s\\0' "${{key[@]}}" | sha256sum | cut -c-32)
+if [ ! -f "$kept" ]; then
+  said=$({compiler} "$@" 2>&1)
+  code=$?
+  if [ $code != 0 ] || [ -n "$said" ]; then echo "$said" >&2; exit $code; fi
+  mkdir -p {kept} && cp "$library" "$kept.$$" && mv "$kept.$$" "$kept"
+  exit
+fi
+exec cp "$kept" "$library"
+"""
+
+
 def compiler(folder: Path) -> Path:
     """Makes a script in `folder` that is g++, and does not optimise where HURRY is set.
 
-    To set HURRY changes no hash of a cache, so what was compiled with care before is found.
+    To set HURRY changes no hash of a cache, so what was compiled with care before is found. What
+    it compiled lies beside `folder`: in pytest's folder for all tests of a process.
     """
     script = folder / "hurried-g++"
+    kept = folder.parent / "hurried"
     script.write_text(
-        "#!/bin/bash\n"
-        f'[ -z "${HURRY}" ] || set -- "${{@/#-O3/-O0}}"\n'
-        f'exec {shutil.which("g++")} "$@"\n'
+        _SCRIPT.format(compiler=shutil.which("g++"), hurry=HURRY, kept=shlex.quote(str(kept)))
     )
     script.chmod(0o755)
     return script
