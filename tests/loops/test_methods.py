@@ -224,6 +224,30 @@ def test_steps_by_what_momentum_makes_of_them():
     assert methods.effective_steps(6) == 6.0
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("SGD", {"momentum": 0.9}), ("SGD", {"momentum": 0.9, "nesterov": True}),
+     ("RMSprop", {"momentum": 0.9, "rho": 0.0}), ("Muon", {})],
+)  # fmt: skip
+def test_movements_by_their_effective_steps_are_as_long(name, options):
+    import keras
+    import tensorflow as tf
+
+    from tf_hips.loops import methods
+
+    found = []
+    for steps in (1, 10):
+        optimizer = getattr(keras.optimizers, name)(0.01, **options)
+        weights = keras.Variable(np.ones((2, 2), np.float32))
+        for _ in range(steps):
+            optimizer.apply([tf.eye(2)], [weights])
+        model = types.SimpleNamespace(optimizer=optimizer)
+        length = np.linalg.norm(np.asarray(weights) - 1.0)
+        found.append(length / methods.weighed(model, steps))
+    # Each step of Muon has the length of an orthogonal matrix, about.
+    assert found[1] == pytest.approx(found[0], rel=0.4 if name == "Muon" else 1e-4)
+
+
 def test_all_know_who_is_drawn():
     from tf_hips.loops import FedAvg, methods
 

@@ -72,28 +72,36 @@ def weighed(model: keras.Model, steps: int, prox_mu: float = 0.0) -> float:
         optimizers = stepped or optimizers[:1]
     found = []
     for one in optimizers:
-        momentum = float(getattr(one, "momentum", 0.0) or 0.0)
+        # Muon's `momentum` is inside a step whose length it does not change.
+        has_velocity = isinstance(one, keras.optimizers.SGD | keras.optimizers.RMSprop)
+        momentum = float(one.momentum or 0.0) if has_velocity else 0.0
+        is_nesterov = bool(getattr(one, "nesterov", False))
         shrinks = prox_mu and not momentum
         shrinkage = min(prox_mu * float(one.learning_rate), 1.0) if shrinks else 0.0
         updates = steps / (one.gradient_accumulation_steps or 1)
-        found.append(effective_steps(updates, momentum, shrinkage))
+        found.append(effective_steps(updates, momentum, shrinkage, is_nesterov=is_nesterov))
     sizes = [sum(math.prod(each.shape) for each in one._trainable_variables) for one in optimizers]
     if len(found) == 1:
         return found[0]
     return math.fsum(n * one for n, one in zip(sizes, found, strict=True)) / sum(sizes)
 
 
-def effective_steps(steps: float, momentum: float = 0.0, shrinkage: float = 0.0) -> float:
+def effective_steps(
+    steps: float, momentum: float = 0.0, shrinkage: float = 0.0, *, is_nesterov: bool = False
+) -> float:
     """The L1 norm of what `steps` gradients weigh in their sum: FedNova's a_i.
 
     Args:
         steps: local steps; with accumulated gradients those that change weights.
-        momentum: of SGD, not Nesterov's; below 1.
+        momentum: of SGD or RMSprop; below 1.
         shrinkage: learning rate times mu of a proximal term; below 1. Not with momentum.
+        is_nesterov: whether the momentum is Nesterov's: a step is b times the velocity, plus the
+            gradient.
     """
     if momentum:
         late = momentum * (1.0 - momentum**steps) / (1.0 - momentum)
-        return (steps - late) / (1.0 - momentum)
+        velocities = (steps - late) / (1.0 - momentum)
+        return momentum * velocities + steps if is_nesterov else velocities
     if shrinkage:
         return (1.0 - (1.0 - shrinkage) ** steps) / shrinkage
     return float(steps)
