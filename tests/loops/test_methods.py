@@ -484,3 +484,49 @@ def test_accumulated_gradients_change_weights_more_rarely():
         model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=4), "mse")
     with pytest.raises(ConfigError, match="without gradient_accumulation_steps"):
         FedAvg(model, strategy, local_steps=8, scaffold=True)
+
+
+@pytest.mark.parametrize("begin", [0.1, 0.0])
+def test_control_variates_are_gradients_though_the_rate_changes_within_a_round(begin):
+    import keras
+
+    from tf_hips.loops import FedAvg
+    from tf_hips.strategies import CompressedRing
+
+    strategy = CompressedRing()
+    with strategy.scope():
+        layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+        model = keras.Sequential([keras.Input((1,)), layer])
+        model.compile(keras.optimizers.SGD(begin), lambda y, out: keras.ops.mean(out, axis=-1))
+    # Any rule but a mean's: one worker makes of a mean what plain Keras does.
+    loop = FedAvg(model, strategy, local_steps=3, scaffold=True, server_optimizer="fedavg(0.5)")
+
+    places = []
+
+    def change(batch, logs=None):
+        model.optimizer.learning_rate = 0.001
+        places.append(loop.place())
+
+    changes = keras.callbacks.LambdaCallback(on_train_batch_end=change)
+    x = np.ones((12, 1), np.float32)
+    loop.fit(x, x, batch_size=4, verbose=0, callbacks=[changes])
+    assert loop.round == 2 and float(loop._controls.own[0][0, 0]) == pytest.approx(1.0, abs=1e-4)
+    steps, total = places[1]["rates"]  # a backup has it
+    assert steps == 2 and total == pytest.approx(begin + 0.001)
+    loop.go_on(places[1])
+    assert loop._controls.rates == (steps, total)
+
+
+def test_control_variates_of_several_optimizers_are_refused():
+    import keras
+
+    from tf_hips.loops import FedAvg
+    from tf_hips.strategies import CompressedRing
+
+    strategy = CompressedRing()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        model.another = keras.optimizers.Adam(0.001)
+    with pytest.raises(ConfigError, match=r"its only optimizer, .* Received: SGD, Adam"):
+        FedAvg(model, strategy, local_steps=8, scaffold=True)
