@@ -216,7 +216,7 @@ class ControlVariates:
     def _rate(self) -> float:
         optimizer = inner(self._model.optimizer)
         rate = getattr(optimizer, "_learning_rate", None)
-        names = [type(one).__name__ for one in parts_of(self._model)]
+        names = [type(one).__name__ for one in parts_of(self._model)] or ["none"]
         if (
             len(names) > 1  # a step of one's own may use any of them
             or type(optimizer) is not keras.optimizers.SGD
@@ -227,6 +227,6 @@ class ControlVariates:
             raise ConfigError(
                 "SCAFFOLD divides by the learning rate of local steps: compile the model with "
                 "keras.optimizers.SGD, its only optimizer, of a rate that is no schedule, without "
-                f"momentum and without gradient_accumulation_steps. Received: {', '.join(names) or 'none'}"
+                f"momentum and without gradient_accumulation_steps. Received: {', '.join(names)}"
             )
         return float(rate)
