@@ -238,6 +238,30 @@ def test_steps_by_what_momentum_makes_of_them():
     assert methods.effective_steps(6) == 6.0
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("SGD", {"momentum": 0.9}), ("SGD", {"momentum": 0.9, "nesterov": True}),
+     ("RMSprop", {"momentum": 0.9, "rho": 0.0}), ("Muon", {})],
+)  # fmt: skip
+def test_movements_by_their_effective_steps_are_as_long(name, options):
+    import keras
+    import tensorflow as tf
+
+    from tf_hips.loops import methods
+
+    found = []
+    for steps in (1, 10):
+        optimizer = getattr(keras.optimizers, name)(0.01, **options)
+        weights = keras.Variable(np.ones((2, 2), np.float32))
+        for _ in range(steps):
+            optimizer.apply([tf.eye(2)], [weights])
+        model = types.SimpleNamespace(optimizer=optimizer)
+        length = np.linalg.norm(np.asarray(weights) - 1.0)
+        found.append(length / methods.weighed(model, steps))
+    # Each step of Muon has the length of an orthogonal matrix, about.
+    assert found[1] == pytest.approx(found[0], rel=0.4 if name == "Muon" else 1e-4)
+
+
 def test_all_know_who_is_drawn():
     from tf_hips.loops import FedAvg, methods
 
@@ -473,4 +497,49 @@ def test_accumulated_gradients_change_weights_more_rarely():
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
         model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=4), "mse")
     with pytest.raises(ConfigError, match="without gradient_accumulation_steps"):
+        FedAvg(model, strategy, local_steps=8, scaffold=True)
+
+
+def test_control_variates_are_gradients_though_the_rate_changes_within_a_round():
+    import keras
+
+    from tf_hips.loops import FedAvg
+    from tf_hips.strategies import CompressedRing
+
+    strategy = CompressedRing()
+    with strategy.scope():
+        layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+        model = keras.Sequential([keras.Input((1,)), layer])
+        model.compile(keras.optimizers.SGD(0.0), lambda y, out: keras.ops.mean(out, axis=-1))
+    # Any rule but a mean's: one worker makes of a mean what plain Keras does.
+    options = {"scaffold": True, "server_optimizer": "fedavg(0.5)"}
+    loop = FedAvg(model, strategy, local_steps=lambda number: 3 if number else 1, **options)
+    rates, places = [0.1, 0.1, 0.001, 0.001], []  # after each step; the first round has a rate of 0
+
+    def change(batch, logs=None):
+        model.optimizer.learning_rate = rates[batch]
+        places.append(loop.place())
+
+    changes = keras.callbacks.LambdaCallback(on_train_batch_end=change)
+    x = np.ones((16, 1), np.float32)
+    loop.fit(x, x, batch_size=4, verbose=0, callbacks=[changes])
+    assert loop.round == 3 and float(loop._controls.own[0][0, 0]) == pytest.approx(1.0, abs=1e-4)
+    steps, total = places[2]["rates"]  # a backup has it
+    assert steps == 2 and total == pytest.approx(0.2)
+    loop.go_on(places[2])
+    assert loop._controls.rates == (steps, total)
+
+
+def test_control_variates_of_several_optimizers_are_refused():
+    import keras
+
+    from tf_hips.loops import FedAvg
+    from tf_hips.strategies import CompressedRing
+
+    strategy = CompressedRing()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        model.another = keras.optimizers.Adam(0.001)
+    with pytest.raises(ConfigError, match=r"its only optimizer, .* Received: SGD, Adam"):
         FedAvg(model, strategy, local_steps=8, scaffold=True)

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.tf
 
 RATE, FRAGMENTS, INTERVAL, BATCH = 0.05, 2, 3, 4
 NUM_STEPS = 14  # the last turn is cut short, with a fragment under way
+WHOLE = 12  # steps of whole turns: the last fragment has landed when training ends
 
 
 def _data(member):
@@ -30,7 +31,7 @@ def _data(member):
     return x, y
 
 
-def _expected(first, overlap, mixing):
+def _expected(first, overlap, mixing, num_steps):
     """Flat weights of both members after each step, and after the end."""
     from tests.loops import oracle
 
@@ -52,15 +53,17 @@ def _expected(first, overlap, mixing):
         span = slice(number * size, (number + 1) * size)
         return span, f(0.5) * (before - weights[0])[span] + f(0.5) * (before - weights[1])[span]
 
-    def land(flying, mixing):
+    def land(flying, mixing, is_moved=True):
         span, g = flying
-        momentum[span] = f(0.9) * momentum[span] + g
-        before[span] -= f(0.7) * (g + f(0.9) * momentum[span])
+        if is_moved:
+            momentum[span] = f(0.9) * momentum[span] + g
+            g = f(0.7) * (g + f(0.9) * momentum[span])
+        before[span] -= g
         for one in weights:
             one[span] = f(1 - mixing) * before[span] + f(mixing) * one[span]
 
     data = [_data(member) for member in range(2)]
-    for step in range(NUM_STEPS):
+    for step in range(num_steps):
         for member, (x, y) in enumerate(data):
             after = oracle.local(shaped(weights[member]), [(x[step], y[step])], RATE)
             weights[member][:21] = flat(after)[:21]
@@ -80,8 +83,8 @@ def _expected(first, overlap, mixing):
     while turn % FRAGMENTS:
         land(launch(turn % FRAGMENTS), mixing)
         turn += 1
-    for number in range(FRAGMENTS):
-        land(launch(number), 0.0)
+    for number in range(FRAGMENTS):  # the last one has had its turn when no steps follow
+        land(launch(number), 0.0, is_moved=number < FRAGMENTS - 1 or steps > 0)
     return told, before[:21]
 
 
@@ -89,7 +92,7 @@ class _StopError(Exception):
     pass
 
 
-def _train(strategy, member, overlap, *, folder=None, stop_at=None):
+def _train(strategy, member, overlap, *, folder=None, stop_at=None, num_steps=NUM_STEPS):
     """Flat weights after each step, and after the end."""
     import keras
 
@@ -121,7 +124,7 @@ def _train(strategy, member, overlap, *, folder=None, stop_at=None):
     callbacks = [keras.callbacks.LambdaCallback(on_train_batch_end=look)]
     if folder is not None:
         callbacks.append(BackupAndRestore(folder, save_freq=2))
-    x, y = (one.reshape(-1, one.shape[-1]) for one in _data(member))
+    x, y = (one[:num_steps].reshape(-1, one.shape[-1]) for one in _data(member))
     options = {"batch_size": BATCH, "verbose": 0, "shuffle": False, "callbacks": callbacks}
     if stop_at is not None:
         with pytest.raises(_StopError):
@@ -131,9 +134,9 @@ def _train(strategy, member, overlap, *, folder=None, stop_at=None):
     return first, told, flat()
 
 
-def _compare(member, overlap, found):
+def _compare(member, overlap, found, num_steps=NUM_STEPS):
     first, told, last = found
-    expected, end = _expected(first, overlap, 0.5 if overlap else 0.0)
+    expected, end = _expected(first, overlap, 0.5 if overlap else 0.0, num_steps)
     for mine, theirs in zip(told, expected, strict=True):
         np.testing.assert_allclose(mine, theirs[member], rtol=0, atol=2e-6)
     np.testing.assert_allclose(last, end, rtol=0, atol=2e-6)
@@ -145,10 +148,33 @@ def test_fragments_in_one_group():
     from tf_hips.strategies import CompressedRing
 
     rank = primitives.rank()
-    for overlap in (0, 2):
-        found = _train(CompressedRing(), rank, overlap)
-        _compare(rank, overlap, found)
+    for overlap, num_steps in ((0, NUM_STEPS), (2, NUM_STEPS), (0, WHOLE)):
+        found = _train(CompressedRing(), rank, overlap, num_steps=num_steps)
+        _compare(rank, overlap, found, num_steps)
         assert len(set(primitives.gather_objects(found[2].tobytes().hex()))) == 1
+    _look_at_who_counts(CompressedRing(), rank)
+
+
+def _look_at_who_counts(strategy, member):
+    """A constant gradient: who has no data left does not slow the others down."""
+    import keras
+
+    from tf_hips.loops import StreamingDiLoCo
+
+    with strategy.scope():
+        layer = keras.layers.Dense(2, use_bias=False, kernel_initializer="zeros")
+        model = keras.Sequential([keras.Input((1,)), layer])
+        model.compile(keras.optimizers.SGD(0.1), lambda y, out: -keras.ops.mean(out, axis=-1))
+    options = {"fragments": FRAGMENTS, "server_optimizer": "fedavg"}
+    loop = StreamingDiLoCo(model, strategy, local_steps=4, **options)
+    x = np.ones((16 if member else 4, 1), np.float32)
+    loop.fit(x, x, batch_size=1, verbose=0, shuffle=False)
+    # In the first fragment's second turn one has made two steps, the other four; then it is alone.
+    np.testing.assert_allclose(model.get_weights()[0], [[15 * 0.05, 16 * 0.05]], rtol=1e-5)
+    # And a `fit` without an epoch moves nothing.
+    before = model.get_weights()[0]
+    loop.fit(x, x, batch_size=1, verbose=0, epochs=0)
+    np.testing.assert_array_equal(model.get_weights()[0], before)
 
 
 def _train_in_parties(folder):
@@ -194,6 +220,7 @@ def test_fragments_over_parties(tmp_path):
         )
 
 
+WHO_COUNTS = {"counts_in_mean": "mean", "counts_in_sum": None}
 SPOILT = (2, 5)  # steps of one party whose loss is NaN: before the second turn and the third
 
 
@@ -208,6 +235,10 @@ def _train_spoilt(folder):
         member = SITES.index(run.uplink.site)
         keras.utils.set_random_seed(3)
         strategy = HierarchicalPS(config=run, downlink=None)
+        if run.run in WHO_COUNTS:
+            _look_at_who_counts(strategy, member)
+            strategy.close()
+            continue
         with strategy.scope():
             model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
             model.compile(keras.optimizers.SGD(RATE, momentum=0.9), "mse")
@@ -245,7 +276,7 @@ def test_a_fragment_that_is_no_number_is_refused_and_named(tmp_path):
     rules = {"averaged": "mean", "added": None}
     with contextlib.ExitStack() as stack:
         configs = []
-        for run, rule in rules.items():
+        for run, rule in {**rules, **WHO_COUNTS}.items():
             server = stack.enter_context(serving(run, rule=rule))
             address, logs = f"127.0.0.1:{server.port}", str(tmp_path / run)
             configs.append(write_configs(tmp_path, run, address, log_dir=logs))

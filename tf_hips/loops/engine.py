@@ -188,6 +188,9 @@ class Loop(keras.callbacks.Callback):
         """Whether the local phase ends here; asked after each execution."""
         return self._planned is not None and self.steps >= self._planned
 
+    def note_steps(self) -> None:
+        """Called after each execution, before the loop may meet and callbacks change anything."""
+
     def is_enough_at_epoch_end(self) -> bool:
         """Whether the local phase ends with an epoch; asked before its validation."""
         return False
@@ -449,6 +452,7 @@ class Loop(keras.callbacks.Callback):
             self._steps += 1
         else:  # data may have ended in an execution
             self._steps = int(self._counter.numpy()[1])
+        self.note_steps()
         if self.is_enough():
             self._meet()
 

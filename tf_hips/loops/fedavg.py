@@ -209,6 +209,29 @@ class FedAvg(Loop):
         """Whether the epochs that were asked for are over."""
         return self._local_epochs is not None and self.epochs >= self._local_epochs
 
+    def note_steps(self) -> None:
+        """Counts the learning rates of steps, for SCAFFOLD."""
+        if self._controls is not None:
+            self._controls.count(self.steps)
+
+    def next_round(self) -> None:
+        """Begins the next local phase."""
+        super().next_round()
+        if self._controls is not None:
+            self._controls.begin_round()
+
+    def place(self) -> dict[str, Any]:
+        """Where a backup finds the loop: also what SCAFFOLD has counted."""
+        rates = {} if self._controls is None else {"rates": self._controls.rates}
+        return {**super().place(), **rates}
+
+    def go_on(self, place: dict[str, Any]) -> None:
+        """Takes up the place that a backup has."""
+        super().go_on(place)
+        if self._controls is not None:
+            counted, total = place.get("rates", (0, 0.0))
+            self._controls.rates = (counted, total)
+
     def drawn(self, round_number: int) -> frozenset[int] | None:
         """The members drawn for a round, so many as `participation` says; None: all."""
         _, members = self.member
@@ -289,9 +312,10 @@ class FedAvg(Loop):
             self._controls.make([one.shape for one in self.trained], make)
 
     def forget_own(self) -> None:
-        """Another party's c_i says nothing of the data here."""
+        """Another party's c_i says nothing of the data here, nor do its steps."""
         if self._controls is not None:
             self._controls.forget_own()
+            self._controls.begin_round()
 
     def _correct(
         self, gradients: Sequence[tf.Tensor], variables: Sequence[tf.Variable]

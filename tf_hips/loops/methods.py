@@ -3,8 +3,9 @@
 
     proximal term      FedProx, Li et al., 2020: g + mu (w - w_before) in each local step
     control variates   SCAFFOLD, Karimireddy et al., 2020, option II: g - c_i + c in a local step;
-                       c_i' = c_i - c + (w_before - w) / (K lr); c loses the members' mean of
-                       c_i - c_i', times the share of members that took part
+                       c_i' = c_i - c + (w_before - w) / (K lr), for K lr the sum of the steps'
+                       rates; c loses the members' mean of c_i - c_i', times the share of members
+                       that took part
     normalisation      FedNova, Wang et al., 2020: x_i (sum p_j a_j) / a_i, a_i the local steps by
                        what momentum and the proximal term make of them
     participation      which members send in a round, a function of (seed, round)
@@ -72,28 +73,36 @@ def weighed(model: keras.Model, steps: int, prox_mu: float = 0.0) -> float:
         optimizers = stepped or optimizers[:1]
     found = []
     for one in optimizers:
-        momentum = float(getattr(one, "momentum", 0.0) or 0.0)
+        # Muon's `momentum` is inside a step whose length it does not change.
+        has_velocity = isinstance(one, keras.optimizers.SGD | keras.optimizers.RMSprop)
+        momentum = float(one.momentum or 0.0) if has_velocity else 0.0
+        is_nesterov = bool(getattr(one, "nesterov", False))
         shrinks = prox_mu and not momentum
         shrinkage = min(prox_mu * float(one.learning_rate), 1.0) if shrinks else 0.0
         updates = steps / (one.gradient_accumulation_steps or 1)
-        found.append(effective_steps(updates, momentum, shrinkage))
+        found.append(effective_steps(updates, momentum, shrinkage, is_nesterov=is_nesterov))
     sizes = [sum(math.prod(each.shape) for each in one._trainable_variables) for one in optimizers]
     if len(found) == 1:
         return found[0]
     return math.fsum(n * one for n, one in zip(sizes, found, strict=True)) / sum(sizes)
 
 
-def effective_steps(steps: float, momentum: float = 0.0, shrinkage: float = 0.0) -> float:
+def effective_steps(
+    steps: float, momentum: float = 0.0, shrinkage: float = 0.0, *, is_nesterov: bool = False
+) -> float:
     """The L1 norm of what `steps` gradients weigh in their sum: FedNova's a_i.
 
     Args:
         steps: local steps; with accumulated gradients those that change weights.
-        momentum: of SGD, not Nesterov's; below 1.
+        momentum: of SGD or RMSprop; below 1.
         shrinkage: learning rate times mu of a proximal term; below 1. Not with momentum.
+        is_nesterov: whether the momentum is Nesterov's: a step is b times the velocity, plus the
+            gradient.
     """
     if momentum:
         late = momentum * (1.0 - momentum**steps) / (1.0 - momentum)
-        return (steps - late) / (1.0 - momentum)
+        velocities = (steps - late) / (1.0 - momentum)
+        return momentum * velocities + steps if is_nesterov else velocities
     if shrinkage:
         return (1.0 - (1.0 - shrinkage) ** steps) / shrinkage
     return float(steps)
@@ -139,9 +148,10 @@ class ControlVariates:
             model: a compiled model.
 
         Raises:
-            ConfigError: its optimizer's steps are no multiples of gradients.
+            ConfigError: its optimizers' steps are no multiples of gradients.
         """
         self._model = model
+        self.rates = (0, 0.0)  # local steps of the round, and the sum of their learning rates
         self.common: list[tf.Variable] = []
         self.own: list[tf.Variable] = []
         self._next: list[tf.Tensor] = []
@@ -158,16 +168,32 @@ class ControlVariates:
         for own, common in zip(self.own, self.common, strict=True):
             own.assign(common.read_value(), read_value=False)
 
+    def begin_round(self) -> None:
+        """Begins with no local steps."""
+        self.rates = (0, 0.0)
+
+    def count(self, steps: int) -> None:
+        """Counts the rates of local steps: callbacks may change it within a round.
+
+        Args:
+            steps: of the round so far; those not counted yet had the rate of now.
+        """
+        counted, total = self.rates
+        if steps > counted:
+            self.rates = (steps, total + (steps - counted) * self._rate())
+
     def of(self, place: int, dtype: tf.DType) -> tf.Tensor:
         """What the gradient of variable `place` gains."""
         return tf.cast(self.common[place].read_value() - self.own[place].read_value(), dtype)
 
     def sent(self, moved: Sequence[tf.Tensor], steps: int) -> list[tf.Tensor]:
         """c_i - c_i' of a member that has moved by `moved` in `steps` local steps."""
-        if not steps:
+        self.count(steps)
+        _, total = self.rates
+        if not steps or not total:  # a rate of 0, as of a warmup, shows nothing of gradients
             self._next = [one.read_value() for one in self.own]
             return [tf.zeros_like(one) for one in self.own]
-        factor = tf.constant(1.0 / (steps * self._rate()), tf.float32)
+        factor = tf.constant(1.0 / total, tf.float32)
         self._next = [
             own.read_value() - common.read_value() + tf.cast(one, tf.float32) * factor
             for own, common, one in zip(self.own, self.common, moved, strict=True)
@@ -190,15 +216,17 @@ class ControlVariates:
     def _rate(self) -> float:
         optimizer = inner(self._model.optimizer)
         rate = getattr(optimizer, "_learning_rate", None)
+        names = [type(one).__name__ for one in parts_of(self._model)] or ["none"]
         if (
-            type(optimizer) is not keras.optimizers.SGD
+            len(names) > 1  # a step of one's own may use any of them
+            or type(optimizer) is not keras.optimizers.SGD
             or optimizer.momentum
             or optimizer.gradient_accumulation_steps
             or not isinstance(rate, keras.Variable)
         ):
             raise ConfigError(
                 "SCAFFOLD divides by the learning rate of local steps: compile the model with "
-                "keras.optimizers.SGD of a constant rate, without momentum and without "
-                f"gradient_accumulation_steps. Received: {type(optimizer).__name__}"
+                "keras.optimizers.SGD, its only optimizer, of a rate that is no schedule, without "
+                f"momentum and without gradient_accumulation_steps. Received: {', '.join(names)}"
             )
         return float(rate)

@@ -10,9 +10,12 @@ The trained tensors, flat and one after the other, are cut into `fragments` equa
 
 So a round of all fragments sends what DiLoCo sends, a fragment at a time, and computing does not
 wait for it. Once in a round, with nothing under way, workers meet: statistics are averaged, and all
-hear who ends. At the end all fragments land in full, so all end with the same weights.
+hear who ends. At the end all fragments land in full, so all end with the same weights; those in
+which nobody has made steps since their last launch as a plain mean, since the outer optimizer's
+momentum would move them further though no data have asked for it.
 
-Follows Streaming DiLoCo (Douillard et al., 2025). Each member counts the same, as in DiLoCo.
+Follows Streaming DiLoCo (Douillard et al., 2025). Each member counts the same, as in DiLoCo, in
+fragments since whose last launch it has made steps; another one, whose data have ended, does not.
 
 Invariant: members launch and land in the same order, whatever their data.
 """
@@ -27,7 +30,7 @@ from tf_hips.comm.compressed import MakeVariable
 from tf_hips.errors import ConfigError
 from tf_hips.loops import checked
 from tf_hips.loops.engine import Loop
-from tf_hips.loops.meeting import UNIFORM
+from tf_hips.loops.meeting import UNIFORM, Meeting, Word
 from tf_hips.loops.outer import Outer, chosen_outer
 from tf_hips.ps.rules import UpdateRule
 from tf_hips.ps.transport.wire import REFUSED_WEIGHT
@@ -96,6 +99,8 @@ class StreamingDiLoCo(Loop):
         self._overlap = overlap
         self._is_under_way = False
         self._is_refused = False  # whether what is under way counts for nothing
+        self._idle = fragments  # launches since this member's last step
+        self._idle_of_all: list[int] = []  # the same of each member, in the meeting of this round
         outer = chosen_outer(server_optimizer, strategy)
         self._is_mean = rule is not None and rule.is_mean
         if outer is not None and outer.name == "adam":
@@ -123,9 +128,10 @@ class StreamingDiLoCo(Loop):
         }
 
     def place(self) -> dict[str, Any]:
-        """Where a backup finds the loop: also whether a fragment is under way, and counts."""
+        """Where a backup finds the loop: also whether a fragment is under way, and who counts."""
         flying = self._flying if self._is_under_way else None
-        return {**super().place(), "under way": flying, "refused": self._is_refused}
+        idle = {"idle": self._idle, "idle of all": self._idle_of_all}
+        return {**super().place(), "under way": flying, "refused": self._is_refused, **idle}
 
     def go_on(self, place: dict[str, Any]) -> None:
         """Takes up the place that a backup has."""
@@ -133,6 +139,7 @@ class StreamingDiLoCo(Loop):
         self._is_under_way = place["under way"] is not None
         self._flying = place["under way"] or 0
         self._is_refused = place.get("refused", False)
+        self._idle, self._idle_of_all = place.get("idle", 0), place.get("idle of all", [])
 
     def _begin(self) -> None:
         """Takes up a backup's place; what was under way sets out again, with the same bytes."""
@@ -148,6 +155,31 @@ class StreamingDiLoCo(Loop):
         del round_number
         return self._overlap if self._is_under_way else self._interval
 
+    def words(self) -> dict[str, Any]:
+        """Launches since the last step."""
+        return {"idle": self._idle}
+
+    def vocabulary(self) -> dict[str, Word]:
+        """Launches since the last step."""
+        return {"idle": Word(int)}
+
+    def hear(self, meeting: Meeting) -> None:
+        """Hears for how long each member has made no steps; one that is absent counts for none."""
+        is_one_group = len(meeting.parties) == 1 and not meeting.is_equal
+        members = [(one,) for one in meeting.everyone] if is_one_group else meeting.parties
+        self._idle_of_all = [
+            min(one.words.get("idle", self._fragments) for one in told) for told in members
+        ]
+
+    def _counting(self, fragment: int) -> list[bool]:
+        """Of each member, whether it has made steps between the last two launches of a fragment.
+
+        All know it: a member that goes on after the meeting of this round has made steps before it.
+        """
+        if not self._idle_of_all:  # an older backup does not know
+            return [True] * self.member[1]
+        return [idle + fragment < self._fragments for idle in self._idle_of_all]
+
     def meet(self, *, ends: bool = False) -> None:
         """Lands what is under way, and launches what is next, as it is due."""
         if self._is_under_way:
@@ -157,6 +189,8 @@ class StreamingDiLoCo(Loop):
                 return
         fragment = self.round % self._fragments
         self._strategy.write_event("launch", number=self.round, local_steps=self.steps)
+        if int(self._counter.numpy()[1]):
+            self._idle = 0
         if fragment == 0:
             meeting, place = self.talk(ends=ends)
             self._exchange.average(meeting, place, is_whole=True)
@@ -169,6 +203,7 @@ class StreamingDiLoCo(Loop):
                     self._launch(one, is_refused=is_refused)
                     self._land(0.0)
                 self.end()
+                self.round += self._fragments - 1  # all have had their turn; the next one is 0
                 self.next_round()
                 return
         else:
@@ -216,7 +251,10 @@ class StreamingDiLoCo(Loop):
     def _launch(self, fragment: int, *, is_refused: bool) -> None:
         """Lets a fragment set out; one that is refused as zeros, which count where others add."""
         self._flying, self._is_refused = fragment, is_refused
-        if not is_refused:
+        self._idle += 1
+        if not is_refused and not self._takes_part(fragment):  # what mixing has left is no movement
+            self._pending.assign(tf.zeros([self._size]), read_value=False)
+        elif not is_refused:
             moved = [
                 reference.read_value() - variable.read_value()
                 for reference, variable in zip(self.reference, self.trained, strict=True)
@@ -234,21 +272,32 @@ class StreamingDiLoCo(Loop):
             # A server that adds gets shares of the mean.
             value = self._pending.read_value()
             if not self._is_mean:
-                value *= tf.constant(1.0 / self.member[1], tf.float32)
-            self._over_parties.begin(value, fragment, REFUSED_WEIGHT if self._is_refused else 1.0)
+                value *= self._share(fragment)
+            weight = REFUSED_WEIGHT if self._is_refused else float(self._takes_part(fragment))
+            self._over_parties.begin(value, fragment, weight)
+
+    def _takes_part(self, fragment: int) -> bool:
+        """Whether this member counts in a fragment; where nobody has made steps, all do."""
+        counting = self._counting(fragment)
+        return counting[self.member[0]] or not any(counting)
+
+    def _share(self, fragment: int) -> tf.Tensor:
+        """What each member that counts in a fragment stands for."""
+        return tf.constant(1.0 / (sum(self._counting(fragment)) or self.member[1]), tf.float32)
 
     def _land(self, mixing: float) -> None:
         """Takes what has come down for the fragment that is under way."""
         fragment = self._flying
         if self._over_parties is not None:
-            is_dropped = self._is_refused and self._is_mean
+            counts = self._takes_part(fragment) and not self._is_refused
+            is_dropped = self._is_mean and not counts
             merged = self._over_parties.end(is_sent=not is_dropped)
         elif self._in_party is not None:
-            share = tf.constant(1.0 / self.member[1], tf.float32)
-            [merged] = self._in_party([self._pending.read_value() * share])
+            [merged] = self._in_party([self._pending.read_value() * self._share(fragment)])
         else:
             raise RuntimeError("A loop lands what it has launched. Received: no sums yet")
-        step = self._fragment_outer.step(fragment, merged)
+        is_moved = any(self._counting(fragment))
+        step = self._fragment_outer.step(fragment, merged) if is_moved else merged
         for variable, reference, (begin, end), rows in self._places(fragment):
             flat = tf.reshape(reference.read_value(), [-1])
             outer = flat[begin:end] - step[rows[0] : rows[1]]
