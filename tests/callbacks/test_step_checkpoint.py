@@ -67,6 +67,7 @@ def test_what_a_stopped_run_left_is_swept_and_later_steps_are_refused(tmp_path):
     (tmp_path / ".writing-model_step_6").mkdir()
     for name in ("ended", "probe"):  # files: the disk was full, or it was killed
         (tmp_path / f".writing-{name}").touch()
+    (tmp_path / ".training_ended.json.4711").touch()  # the number of a process
     folder.begin(5)
     assert [entry.name for entry in tmp_path.iterdir()] == ["model_step_5"]
     (tmp_path / ".writing-model_step_6").mkdir()

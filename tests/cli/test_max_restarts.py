@@ -54,6 +54,15 @@ print("END", hashlib.sha256(weights).hexdigest(), history.history["loss"], flush
 """
 
 
+# One party, of which one worker is killed once; small and eager.
+KILLED = (
+    TRAIN.replace("rank == 1 and step == 12", "step == 12")
+    .replace("rank == 0 and step == 20", "False")
+    .replace("rank == 0 and step == 27", "False")
+    .replace('metrics=["mae"])', "run_eagerly=True)")
+    .replace("size=(256, 8)", "size=(64, 8)")
+)
+
 FEEDBACK = "error_feedback(onebit)"
 # Without TensorFlow: the training of tests/faults, with a backup every 5 rounds.
 PLAIN = f"""
@@ -125,7 +134,7 @@ def test_a_server_that_is_killed_before_it_listens_is_started_again(tmp_path: Pa
 
 
 @pytest.mark.heavy
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(180)
 def test_workers_and_the_server_are_started_again(tmp_path: Path) -> None:
     options = ("--max-restarts", "2", "--seed", "7")
     ends, printed = disturbed.train(tmp_path, PLAIN, "disturbed", options=options, imports="")
@@ -143,6 +152,21 @@ def test_workers_and_the_server_are_started_again(tmp_path: Path) -> None:
         assert text in printed
     events = log.read_events(tmp_path / "logs")
     assert sum(one["event"] == "restored" for one in events) == 1
+
+
+@pytest.mark.tf
+@pytest.mark.heavy
+@pytest.mark.timeout(180)
+def test_a_keras_worker_comes_back_from_its_backup(tmp_path: Path) -> None:
+    options = ("--max-restarts", "1")
+    ends, printed = disturbed.train(tmp_path, KILLED, "disturbed", parties=1, options=options)
+    assert len(ends) == 1
+    assert "Site party0 has come back as another process" in printed
+    events = log.read_events(tmp_path / "logs")
+    [back] = [one for one in events if one["event"] == "came_back"]
+    assert (back["site"], back["round"]) == ("party0", 10)
+    rounds = [one["round"] for one in events if (one["event"], one["role"]) == ("round", "worker")]
+    assert sorted({*rounds}) == [*range(16)]
 
 
 @pytest.mark.tf

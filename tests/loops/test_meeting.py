@@ -166,3 +166,19 @@ def test_the_last_meeting():
     assert _meeting([[Told(1, 8, ends=True, stops=True)], [going]]).is_last
     # Who is absent may be gone: nobody waits for its end.
     assert _meeting([[ended], [Told.read(None)]]).is_last
+
+
+def test_the_last_meeting_is_idle_where_nothing_is_left_to_exchange():
+    import dataclasses
+    import types
+
+    from tf_hips.loops.meeting import Told
+
+    needs_three = types.SimpleNamespace(is_enough=lambda rows: sum(rows) >= 3)
+    ended = Told(0, 0, ends=True)
+    for before in (0, 8):  # of a meeting of its party alone
+        meeting = _meeting([[ended], [ended], [ended], [dataclasses.replace(ended, before=before)]])
+        meeting = dataclasses.replace(meeting, bearing=needs_three)
+        assert meeting.is_last and meeting.is_void
+        assert meeting.is_idle == (before == 0)
+    assert not _meeting([[Told(1, 8, ends=True)], [ended]]).is_idle

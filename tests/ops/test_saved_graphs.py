@@ -42,7 +42,7 @@ def made(folder: Path, *, is_loaded: bool) -> dict[str, str]:
 
 
 def read(folder: str, program: str) -> None:
-    """In a process that was forked when it had only imported what is used here."""
+    """In a forked process, which has imported TensorFlow and ours, and made no operations known."""
     with pytest.raises(RuntimeError, match="Op type not registered"):
         tf.saved_model.load(folder)
     exec(program, {})

@@ -22,7 +22,48 @@ def _make(compression, momentum=0.0):
         return strategy, training.build(keras.optimizers.SGD(0.02, momentum=momentum))
 
 
-@pytest.mark.slow  # that it goes on where it stopped is in test_resume.py, too
+@ranks(2)
+def test_its_state_is_kept_and_read_again(tmp_path):
+    import numpy as np
+
+    from tests.strategies import training
+    from tf_hips.comm import primitives
+    from tf_hips.errors import ProtocolError
+
+    rank = primitives.rank()
+    x, y = training.shard(training.data(64), rank, 2)
+
+    def made(text):
+        strategy, model = _make(text)
+        model.run_eagerly = True
+        return strategy, model
+
+    strategy, model = made(TEXT)
+    first = model.get_weights()
+    for _ in range(3):
+        model.train_on_batch(x, y)
+    training.assert_same_on_all_ranks(model)
+    kept = {variable.name: variable for variable in strategy.state.variables}
+    states = [value for name, value in kept.items() if "state_" in name]
+    # A velocity and a residual of each of two kernels and two biases.
+    assert [[*value.shape] for value in states] == [[2, 96], [2, 16], [2, 48], [2, 3]]
+    assert all(np.any(value.numpy() != 0) for value in states)
+    path = training.checkpoint(strategy, model).write(f"{tmp_path}/rank-{rank}")
+    model.train_on_batch(x, y)
+
+    strategy, again = made(TEXT)
+    training.checkpoint(strategy, again).read(path).expect_partial()
+    again.train_on_batch(x, y)
+    for mine, theirs, before in zip(again.get_weights(), model.get_weights(), first, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+        assert np.any(mine != before)
+
+    strategy, other = made("dgc(ratio=0.2)")
+    with pytest.raises(ProtocolError, match="dgc"):
+        training.checkpoint(strategy, other).read(path)
+
+
+@pytest.mark.slow  # the same in graphs, and how near it comes to momentum
 @ranks(2, deadline_s=240)
 def test_it_trains_as_momentum_does_and_goes_on_where_it_stopped(tmp_path):
     import numpy as np

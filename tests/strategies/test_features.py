@@ -7,6 +7,7 @@ TEST_FEATURES=mlp,csv_logger pytest ... -k "everywhere and ring-onebit"    some 
 
 import os
 import pickle
+from pathlib import Path
 
 import pytest
 
@@ -61,6 +62,10 @@ def test_the_quick_cover_is_pairwise():
         for feature in features.cover(configuration):
             met.setdefault(feature.name, []).append(configuration)
     everything = features.everything()
+    here = Path(__file__).parent
+    for name, one in everything.items():
+        shown_by = one.elsewhere
+        assert shown_by is None or shown_by in met or (here / shown_by).is_file(), name
     assert met.keys() == {name for name, one in everything.items() if one.shown != "never"}
     functions = {}
     for name, configurations in met.items():

@@ -20,7 +20,7 @@ CASES = {
         "compression": "error_feedback(onebit)",
         "topology": "ps",
         "save_freq": 4,
-        "steps_per_execution": 1,
+        "steps_per_execution": 2,
     },
     # Stopped in step 10, inside of a stage; the stage changes in the middle of an execution.
     "warmup": {

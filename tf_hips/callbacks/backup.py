@@ -213,9 +213,8 @@ class BackupAndRestore(keras.callbacks.Callback):
             self.model._initial_epoch = self._outer_epoch
         resuming.begin_anew(self.model)
         # Of all parties, also those of a loop: the next run wants a backup of each, or of none.
-        if self._delete and all(
-            self._peers.gather_from_whole_run(self._has_ended(), "the end of the run")
-        ):
+        everyone = self._peers.gather_from_whole_run(self._has_ended(), "the end of the run")
+        if self._delete and all(everyone):
             self._folder.note_over()
             self._peers.on_first(self._clear)
 

@@ -97,7 +97,7 @@ class CheckpointFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             for entry in self.path.iterdir():
-                if not entry.name.startswith(_WRITING):
+                if not entry.name.startswith((_WRITING, f".{_ENDED}.")):
                     continue
                 if entry.is_dir():
                     shutil.rmtree(entry)

@@ -170,7 +170,9 @@ class BackupFolder:
         for backup in self.backups():
             self.place(backup).rename(self.path / f"{_DELETING}{backup.name}")
         self._sweep()
-        (self.path / _BEGAN).unlink(missing_ok=True)
+        # And what a process that was killed has left of it.
+        for path in (self.path / _BEGAN, *self.path.glob(f".{_BEGAN}.*")):
+            path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self.path.rmdir()
 

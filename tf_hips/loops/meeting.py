@@ -210,7 +210,11 @@ class Meeting:
         return (
             self.is_void
             and self.is_last
-            and not any(one.steps or one.is_absent or not one.is_finite for one in self.everyone)
+            # Rows of meetings of a party alone are to be exchanged, too.
+            and not any(
+                one.steps or one.before or one.is_absent or not one.is_finite
+                for one in self.everyone
+            )
         )
 
     @property

@@ -104,6 +104,8 @@ class Feature:
         share: number of the parameter among those of the function; None without parameters.
         shown: which of a pair of configurations the cover shows it in: "twice" in both, "exact" in
             the one that compresses nothing, "once" in one of them by turns, "never" in none.
+        elsewhere: what shows it in `make test`, or the most of it that can break, where the cover
+            does not: another feature, or a file of tests.
     """
 
     name: str
@@ -111,6 +113,7 @@ class Feature:
     is_alone: bool
     share: int | None
     shown: str
+    elsewhere: str | None = None
 
 
 _registry: dict[str, Feature] = {}
@@ -139,7 +142,7 @@ def feature(
             shown = "once"
         shown = "twice" if twice else "never" if elsewhere else shown
         if each is None:
-            features = [Feature(check.__name__, check, alone, None, shown)]
+            features = [Feature(check.__name__, check, alone, None, shown, elsewhere)]
         else:
             features = [
                 Feature(
@@ -148,6 +151,7 @@ def feature(
                     alone,
                     share,
                     shown if first is None or share < first else "never",
+                    elsewhere,
                 )
                 for share, parameter in enumerate(each)
             ]

@@ -116,7 +116,7 @@ class _Orbax:
         (self.folder / str(step)).mkdir()
 
 
-@feature(elsewhere="model_checkpoint")
+@feature()
 def orbax_checkpoint(job: Job):
     rows = job.shard(linear(job, 2))
     model = job.make(_build())

@@ -301,7 +301,7 @@ def losses_of_one_number(job: Job):
     compare(job, build, [x, {"a": y, "b": y, "c": y}])
 
 
-@feature(elsewhere="subclassed_model")
+@feature()
 def distillation(job: Job):
     """A student's loss is a function, as it is named; that of the logits is an object."""
 

@@ -163,7 +163,6 @@ def fine_tuning(job: Job):
 
 @feature(
     each=("error_feedback(onebit)", "error_feedback(terngrad(bitwidth=2))"),
-    elsewhere="test_momentum.py",
 )
 def warmup_of_compression(job: Job, parameter: str):
     """Exact steps, then a codec, from the middle of an execution of two steps on."""
