@@ -219,8 +219,10 @@ def test_what_is_stored_is_read_by_tensorflow_datasets(tmp_path):
 @pytest.mark.tf
 def test_of_prepared_sets_pixels_are_bytes_and_test_rows_have_labels(tmp_path):
     import tensorflow as tf
-    import tensorflow_datasets as tfds
 
+    from tf_hips.data.sets import prepared
+
+    tfds = prepared._tfds()
     label = tfds.features.ClassLabel(num_classes=3)
     pixels = np.full((4, 2, 2, 1), 255.4, np.float32)
     texts = np.array([b"one", b"two", b"three", b"four"])

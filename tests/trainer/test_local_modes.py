@@ -143,6 +143,9 @@ class _Phase:
         del is_shared
         return 8
 
+    def begin_epoch(self):
+        pass
+
     @staticmethod
     def is_over(steps, elapsed_s, planned):
         return steps >= planned or elapsed_s > 1.0
