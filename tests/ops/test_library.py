@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from tf_hips.errors import LibraryError
-from tf_hips.ops import library
+from tf_hips.ops import library, native
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +38,20 @@ def test_another_tensorflow_is_refused_before_loading(monkeypatch: pytest.Monkey
     assert "built for TensorFlow 2.20.1" in text
     assert "runs TensorFlow 2.21.0" in text
     assert "`make build`" in text
+
+
+def test_codecs_want_a_library_with_all_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = library.native()
+
+    class Older:
+        def __getitem__(self, name: str) -> object:
+            if name == "tf_hips_encode_momentum":
+                raise AttributeError(name)
+            return found[name]
+
+    monkeypatch.setattr(library, "native", Older)
+    with pytest.raises(LibraryError, match=r"must have `encode_momentum` of codecs\. .*make build"):
+        native._Functions()
 
 
 def test_a_library_without_a_function_is_an_older_one() -> None:

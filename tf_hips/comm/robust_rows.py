@@ -25,8 +25,7 @@ import numpy.typing as npt
 from tf_hips.errors import PacketError, ToleranceError
 from tf_hips.ops import native, native_robust
 from tf_hips.ops.compressor import Compressor
-from tf_hips.ops.native import Bytes, Floats
-from tf_hips.ops.native_robust import Doubles
+from tf_hips.ops.native import Bytes, Doubles, Floats
 from tf_hips.robust import Aggregator, Limits, Rejected
 from tf_hips.robust.aggregator import Decision, Measures
 from tf_hips.robust.rows import refused, totals

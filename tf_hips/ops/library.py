@@ -136,6 +136,29 @@ def native() -> ctypes.CDLL:
     return library
 
 
+def function(name: str, result: Any, arguments: Sequence[Any], what: str) -> Any:
+    """A function of the plain C library.
+
+    Args:
+        name: there.
+        result: its type.
+        arguments: their types.
+        what: it is for, for the message.
+
+    Raises:
+        LibraryError: the library has not got it, or as for `native`.
+    """
+    try:
+        found = native()[name]
+    except AttributeError as error:
+        raise errors.LibraryError(
+            f"{NATIVE_PATH.name} must have {what}. Received: an older one; "
+            "run `make build` in the source tree, or install a newer wheel"
+        ) from error
+    found.restype, found.argtypes = result, arguments
+    return found
+
+
 def functions(prefix: str, signatures: Mapping[str, Sequence[Any]], what: str) -> dict[str, Any]:
     """Functions of the plain C library, which return an int32.
 
@@ -147,18 +170,10 @@ def functions(prefix: str, signatures: Mapping[str, Sequence[Any]], what: str) -
     Raises:
         LibraryError: the library has not got one of them, or as for `native`.
     """
-    found = {}
-    for name, arguments in signatures.items():
-        try:
-            function = native()[f"{prefix}{name}"]
-        except AttributeError as error:
-            raise errors.LibraryError(
-                f"{NATIVE_PATH.name} must have {what}. Received: an older one; "
-                "run `make build` in the source tree, or install a newer wheel"
-            ) from error
-        function.restype, function.argtypes = ctypes.c_int32, arguments
-        found[name] = function
-    return found
+    return {
+        name: function(f"{prefix}{name}", ctypes.c_int32, arguments, what)
+        for name, arguments in signatures.items()
+    }
 
 
 @functools.cache

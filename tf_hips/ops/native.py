@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tf_hips.ops.compressor import Compressor
 
 Floats: TypeAlias = npt.NDArray[np.float32]
+Doubles: TypeAlias = npt.NDArray[np.float64]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Buffer: TypeAlias = bytes | bytearray | memoryview | Bytes
 
@@ -297,13 +298,14 @@ def _c_key(key: Key) -> "ctypes._Pointer[_CKey]":
 class _Functions:
     """The functions of cc/runtime/api.h, with their types."""
 
-    def __init__(self, cdll: ctypes.CDLL) -> None:
+    def __init__(self) -> None:
         pointer, i32, i64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 
         def function(name: str, result: Any, *arguments: Any) -> "ctypes._NamedFuncPointer":
-            found = cdll[f"tf_hips_{name}"]
-            found.restype, found.argtypes = result, arguments
-            return found
+            made: ctypes._NamedFuncPointer = library.function(
+                f"tf_hips_{name}", result, arguments, f"`{name}` of codecs"
+            )
+            return made
 
         codec = (pointer, pointer)  # the codec, its parameters
         key = ctypes.POINTER(_CKey)
@@ -344,7 +346,7 @@ def _functions() -> _Functions:
     if threads is not None and not re.fullmatch("[0-9]*[1-9][0-9]*", threads):
         # The library itself would take it for unset.
         raise ValueError(f"`{_THREADS}` must be an integer, at least 1. Received: {threads!r}")
-    return _Functions(library.native())
+    return _Functions()
 
 
 @functools.lru_cache(maxsize=256)

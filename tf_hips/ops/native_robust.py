@@ -18,9 +18,8 @@ import numpy.typing as npt
 
 from tf_hips.ops import library
 from tf_hips.ops.compressor import CHUNK
-from tf_hips.ops.native import OUT_OF_MEMORY, Floats
+from tf_hips.ops.native import OUT_OF_MEMORY, Doubles, Floats
 
-Doubles: TypeAlias = npt.NDArray[np.float64]
 Rows: TypeAlias = Sequence[Floats] | Floats
 
 MAX_ROWS = 1024

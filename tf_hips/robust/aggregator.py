@@ -19,8 +19,8 @@ import numpy as np
 
 from tf_hips.errors import NonFiniteError, ToleranceError
 from tf_hips.ops import native_robust
-from tf_hips.ops.native import Floats
-from tf_hips.ops.native_robust import CoordinateRule, Doubles
+from tf_hips.ops.native import Doubles, Floats
+from tf_hips.ops.native_robust import CoordinateRule
 from tf_hips.robust import deciding
 from tf_hips.robust.points import Points, only, points
 from tf_hips.robust.rows import Limits, Rejected, Rows, as_rows, refused, totals

@@ -11,8 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from tf_hips.errors import ToleranceError
-from tf_hips.ops.native import Floats
-from tf_hips.ops.native_robust import Doubles
+from tf_hips.ops.native import Doubles, Floats
 
 FACTORS = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 """What is tried first, with the factors that other codes have; 100 is the most."""

@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_hips.ops.compressor import Compressor, packet_sizes
-from tf_hips.ops.native import PREFIX_BYTES, Bytes, Floats, derive_seed
-from tf_hips.ops.native_robust import Doubles
+from tf_hips.ops.native import PREFIX_BYTES, Bytes, Doubles, Floats, derive_seed
 from tf_hips.robust import attack_params, attack_search
 from tf_hips.robust.aggregator import parse
 from tf_hips.robust.attack_params import Z_FORMULAE

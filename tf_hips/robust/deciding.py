@@ -11,7 +11,8 @@ import math
 import numpy as np
 
 from tf_hips.errors import ToleranceError
-from tf_hips.ops.native_robust import CoordinateRule, Doubles
+from tf_hips.ops.native import Doubles
+from tf_hips.ops.native_robust import CoordinateRule
 from tf_hips.robust import selection
 from tf_hips.robust.points import Points, only
 from tf_hips.robust.value import AUTO, Step

@@ -18,7 +18,7 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
-from tf_hips.ops.native_robust import Doubles
+from tf_hips.ops.native import Doubles
 
 
 @dataclasses.dataclass(frozen=True)

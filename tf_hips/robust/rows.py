@@ -16,8 +16,7 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from tf_hips.ops.native import Floats
-from tf_hips.ops.native_robust import Doubles
+from tf_hips.ops.native import Doubles, Floats
 
 _TOO_LARGE = "a norm whose square float32 does not hold"
 

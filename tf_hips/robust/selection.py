@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_hips.errors import ToleranceError
-from tf_hips.ops.native_robust import Doubles
+from tf_hips.ops.native import Doubles
 
 MAX_MDA = 16
 """f of `mda` at most: its search takes 2^f steps where peers make it."""

@@ -41,8 +41,7 @@ import numpy as np
 from tf_hips.errors import ToleranceError
 from tf_hips.ops import call_text, native_robust
 from tf_hips.ops.compressor import CHUNK
-from tf_hips.ops.native import Floats
-from tf_hips.ops.native_robust import Doubles
+from tf_hips.ops.native import Doubles, Floats
 from tf_hips.ops.registry import Parameter, checked
 from tf_hips.robust.aggregator import Aggregation, Aggregator, Decision, Measures
 from tf_hips.robust.rows import Limits, Rejected, Rows, as_rows, totals

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tf_hips.ops.native_robust import Doubles
+from tf_hips.ops.native import Doubles
 from tf_hips.simulation.sites import Counts
 
 # Rounds before what is counted: in the first ESync knows no times, in two more no transfers that

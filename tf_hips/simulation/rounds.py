@@ -13,7 +13,7 @@ import numpy as np
 
 from tf_hips.esync.pacer import Pacer, Report
 from tf_hips.esync.rule import Pace
-from tf_hips.ops.native_robust import Doubles
+from tf_hips.ops.native import Doubles
 from tf_hips.simulation.results import UNCOUNTED, Result, Tally
 from tf_hips.simulation.sites import Counts, Sites
 

@@ -13,7 +13,7 @@ carried all of it, or the site's own link has carried the site's.
 import numpy as np
 import numpy.typing as npt
 
-from tf_hips.ops.native_robust import Doubles
+from tf_hips.ops.native import Doubles
 from tf_hips.ps.transport.wire import HEADER
 from tf_hips.simulation.description import Description
 

@@ -17,8 +17,7 @@ import dataclasses
 import numpy as np
 
 from tf_hips.errors import PacketError
-from tf_hips.ops.native import Bytes, Floats
-from tf_hips.ops.native_robust import Doubles
+from tf_hips.ops.native import Bytes, Doubles, Floats
 from tf_hips.ps.transport.wire import Buffer
 
 FIXED_KEY = "fixed"

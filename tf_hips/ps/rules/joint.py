@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from tf_hips.errors import ProtocolError
-from tf_hips.ops.native_robust import CoordinateRule, Doubles
+from tf_hips.ops.native import Doubles
+from tf_hips.ops.native_robust import CoordinateRule
 from tf_hips.ps.terms.assignment import Shard
 from tf_hips.ps.terms.model import Model
 from tf_hips.ps.terms.recorder import from_payload, to_payload
