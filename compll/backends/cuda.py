@@ -151,7 +151,7 @@ class _Emitter:
                     next_step = left.pop(0)
                     if isinstance(next_step, nodes.Sweep):
                         after.append(next_step)
-                blocks.run(step, after, is_last=not left)
+                blocks.run(step, after, left)
             elif isinstance(step, nodes.Store):
                 selections.store(step, left)
             elif step.writes and isinstance(step.writes[0].value, nodes.Scatter):

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """A block_reduce as a CUDA kernel, with the sweeps that need of it what their own tile made."""
 
+import math
 from collections.abc import Sequence
 
 from compll.backends.cuda_kernels import Kernels
-from compll.backends.cuda_reads import size_of
+from compll.backends.cuda_reads import roots_of, size_of
 from compll.backends.cuda_reduce import Item, counted
 from compll.backends.cuda_scope import element, neutral, part_of
 from compll.ir import nodes
 from compll.ir.types import FLOAT, INT
+from compll.ir.walk import free_vars
 
 
 class Blocks:
@@ -20,9 +22,12 @@ class Blocks:
         self._lines = kernels.lines
 
     def run(
-        self, step: nodes.Store, after: Sequence[nodes.Sweep], *, is_last: bool = False
+        self, step: nodes.Store, after: Sequence[nodes.Sweep], left: Sequence[nodes.Step]
     ) -> None:
-        """A block_reduce, and sweeps that need of it what their own tile made."""
+        """A block_reduce, and sweeps that need of it what their own tile made.
+
+        `left`: the steps behind these. What they don't need is in shared memory only.
+        """
         value, kernels = step.value, self._kernels
         if not isinstance(value, nodes.BlockReduce):
             raise TypeError(f"`step` must be a block_reduce. Received: {value!r}")
@@ -30,17 +35,25 @@ class Blocks:
         loop = kernels.loop(part.size)
         is_float = value.init.type == FLOAT
         kind = "float" if is_float else "int64_t"
-        room = f"(kTile / kLanes) * call.tiles[{loop}]"
-        member = kernels.array(kind, step.var.name, room)
+        is_kept = not after or self._is_read(step.var, left)
+        member = ""
+        if is_kept:
+            room = f"(kTile / kLanes) * call.tiles[{loop}]"
+            member = kernels.array(kind, step.var.name, room)
         parts = [part, *(part_of(write.value) for sweep in after for write in sweep.writes)]
         kernels.begin("blocks", loop, parts=parts, besides=[value.block, value.init])
+        add(
+            f"TF_HIPS_SHARED {kind} tile_blocks[kTile / kLanes];",
+            f"const {kind}* own_blocks = tile_blocks;",
+        )
         scope = kernels.scope()
         scope.unpack([part, value.block, value.init, part.size])
         elements, tile = scope.names.fresh("elements"), scope.names.fresh("tile_values")
         values, block = scope.names.fresh("values_here"), scope.names.fresh("block")
         count = scope.names.fresh("tile_count")
+        is_of_sizes = is_float and value.reducer == "max" and _is_size(part.value)
         add(
-            f"TF_HIPS_SHARED {kind} {tile}[kTile];",
+            f"TF_HIPS_SHARED {kind} {tile}[{'kThreads' if is_of_sizes else 'kTile'}];",
             f"const int64_t {elements} = {scope.c(part.size)};",
             f"const int {block} = static_cast<int>({scope.c(value.block)});",
             f"const int {count} = static_cast<int>(least(kTile, {elements} - spot.base));",
@@ -48,7 +61,9 @@ class Blocks:
         name = neutral(value.reducer, FLOAT if is_float else INT)
         behind = f"{name}::neutral()"
         stage = f"stage8({values}, t, {tile});"
-        if not is_float:
+        if is_of_sizes:
+            stage = f"{tile}[t] = largest_of({values});"
+        elif not is_float:
             stage = f"for (int u = 0; u < kEach; ++u) {tile}[kEach * t + u] = {values}[u];"
         gradient = kernels.sum_lines([part])
         item = Item(
@@ -60,13 +75,18 @@ class Blocks:
         )
         kernels.each(scope, part.size, gradient, elements, [item])
         function = "reduce_blocks" if is_float else "reduce_int_blocks"
+        if is_of_sizes:
+            function = "reduce_threads"
         add(
-            f"{function}<{name}>({tile}, {count}, {block}, {scope.c(value.init)},",
-            f"    call.{member} + spot.chunk * call.{member}_room + "
-            f"block_number(spot.base, {block}));",
+            f"{function}<{name}>({tile}, {count}, {block}, {scope.c(value.init)}, tile_blocks);",
+            f"own_blocks -= block_number(spot.base, {block});",
         )
+        if is_kept:
+            to = f"call.{member} + spot.chunk * call.{member}_room"
+            add(f"keep_blocks(tile_blocks, {count}, {block}, "
+                f"{to} + block_number(spot.base, {block}));")
         self._lines.close()
-        kernels.define_kept(step, member)
+        kernels.define_kept(step, member, here="own_blocks")
         for sweep in after:
             if sweep.size == part.size:
                 kernels.sweep_body(sweep, loop)
@@ -74,11 +94,17 @@ class Blocks:
                 self._per_block(sweep, value, part.size)
         # What blocks have is there for a header only when all tiles are done.
         kernels.write_header(in_tiles=True, unknown=step.var)
-        if is_last and part.size == size_of(kernels.side.gradient):
+        if not left and part.size == size_of(kernels.side.gradient):
             per_block = [sweep for sweep in after if sweep.size != part.size]
             blocks = {write.field: value.block for sweep in per_block for write in sweep.writes}
             kernels.decode_tile([write for sweep in after for write in sweep.writes], blocks)
         kernels.end()
+        kernels.side.leave_kernel()
+
+    def _is_read(self, var: nodes.Var, left: Sequence[nodes.Step]) -> bool:
+        """Whether later steps, or the header, need a vector."""
+        roots = [*roots_of(left), *(value for _, value in self._kernels.header)]
+        return any(var in free_vars(root) for root in roots)
 
     def _per_block(self, sweep: nodes.Sweep, value: nodes.BlockReduce, size: nodes.Expr) -> None:
         """A sweep with an element per block: those of the tile, a thread each."""
@@ -108,3 +134,36 @@ class Blocks:
         self._lines.close()
         self._lines.close()
         self._lines.close()
+
+
+def _is_size(value: nodes.Expr) -> bool:
+    """Whether a float is a finite size, |x| or a smaller one, or +0, and so never NaN or -0.
+
+    The largest of such is the same in any order.
+    """
+    match value:
+        case nodes.Select(
+            condition=nodes.Binary(
+                op="<=",
+                left=nodes.Math(function="abs") as size,
+                right=nodes.Const(value=float(most)),
+            ),
+            yes=yes,
+            no=nodes.Const(value=no),
+        ):
+            return math.isfinite(most) and _is_plus_zero(no) and _is_at_most(yes, size)
+        case _:
+            return False
+
+
+def _is_plus_zero(value: float | bool) -> bool:
+    return value == 0 and math.copysign(1, value) > 0
+
+
+def _is_at_most(value: nodes.Expr, size: nodes.Expr) -> bool:
+    """Whether it is a size, or the smaller of that and a positive number."""
+    match value:
+        case nodes.Math(function="min", arguments=(left, nodes.Const(value=float(most)))):
+            return left == size and most > 0
+        case _:
+            return value == size

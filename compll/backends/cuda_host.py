@@ -105,7 +105,7 @@ class Host:
             f"int64_t full[{count}], last[{count}];",
             "const Tensor<Layout>& tensor = call->tensor;",
             f"measure_{name}(call->params, tensor.elements(0), full);",
-            f"measure_{name}(call->params, tensor.elements(tensor.chunks - 1), last);",
+            f"measure_{name}(call->params, tensor.last_elements, last);",
         )
         lines.open(f"for (int k = 0; k < {count}; ++k) {{")
         lines.add(
@@ -305,7 +305,7 @@ class Host:
             "const uint32_t chunks = static_cast<uint32_t>(call.tensor.chunks);",
             "const uint32_t pair = block_index * kThreads + t;",
             "const int32_t row = static_cast<int32_t>(pair / chunks);",
-            "const int64_t chunk = pair % chunks;",
+            "const int32_t chunk = static_cast<int32_t>(pair % chunks);",
         )
         lines.open("if (row < call.rows.num) {")
         lines.add(

@@ -2,8 +2,9 @@
 """The steps of a plan as CUDA kernels: sweeps, the ends of reductions, and blocks.
 
     sweep    a block of 128 threads has a tile of 1024 elements, eight neighbours a thread:
-             phase 1   load, draw noise, compute; values and packed codes go to shared memory
-             phase 2   16 threads a reduction fold its lanes; all threads write the codes
+             phase 1   load, draw noise, compute; codes that are whole words are written, other
+                       codes and values go to shared memory
+             phase 2   16 threads a reduction fold its lanes; all threads write the other codes
              phase 3   the tile's results of reductions
     finish   a block of threads a chunk: the tiles' results in the fixed tree
     header   by one thread, in the first kernel that knows the scalars of the body
@@ -20,10 +21,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from compll.backends.c_common import Lines, max_bits
-from compll.backends.cuda_reads import knows_tile, reads_own, size_of
+from compll.backends.cuda_reads import covers, knows_tile, reads_own
 from compll.backends.cuda_reduce import Item, reduce_item
 from compll.backends.cuda_scope import (
     Definition,
+    Gradient,
     Scope,
     Side,
     element,
@@ -44,8 +46,11 @@ _HEAD = (
 )
 # The function that decodes a tile.
 ROWS = "decode_tile_of_rows"
-HERE = "load8(in, first, n, {tile});"
-_SUM = "load_sum8(gradient, residual, value, first, n, {tile});"
+HERE = Gradient("load8<is_full>(in", ("in",))
+_SUM = Gradient(
+    "load_sum8<is_full>(gradient, residual, value", ("gradient", "residual", "value")
+)
+_AGAIN = Gradient("load_again8<is_full>(in, residual, value", ("in",))
 
 
 def grid_of(name: str, call: str) -> list[str]:
@@ -126,6 +131,8 @@ class Kernels:
     _is_header_written: bool = False
     _is_own: bool = False
     _may_sum: bool = False
+    _has_sum: bool = False
+    _sum: Lines = field(default_factory=Lines)
     _number: int = 0
 
     @property
@@ -164,15 +171,26 @@ class Kernels:
         self.side.definitions.append(Definition(var, form, value, member))
 
     def define_kept(
-        self, step: nodes.Store, member: str, count: str = "", *, is_picked: bool = False
+        self,
+        step: nodes.Store,
+        member: str,
+        count: str = "",
+        *,
+        is_picked: bool = False,
+        here: str = "",
     ) -> None:
         """Makes a vector that is kept known.
 
-        `count`: the scalar that holds its length, if any; `is_picked`: `member` is a scalar, too.
+        Args:
+            step: makes it.
+            member: of the call, or of Scalars if `is_picked`.
+            count: the scalar that holds its length, if any.
+            is_picked: only one element of it is kept.
+            here: C++ for it in the kernel that makes it, if that needs it.
         """
         size = kept_size(step)
         self.side.definitions.append(
-            Definition(step.var, "kept", size, member, most_kept(step), count, is_picked)
+            Definition(step.var, "kept", size, member, most_kept(step), count, is_picked, here)
         )
 
     # Kernels.
@@ -191,9 +209,10 @@ class Kernels:
 
         Args:
             kind: what its name says.
-            loop: number of the loop; a block of threads has a run of neighbouring tiles.
+            loop: number of the loop.
             is_check: it may complain; of a decode all others do nothing when one has.
-            opening: statements before the first tile.
+            opening: statements before the first tile. A block of threads then has a run of
+                neighbouring tiles, else one.
             parts: all that its loops compute of the tile's elements and blocks.
             besides: what else it computes.
         """
@@ -206,14 +225,18 @@ class Kernels:
         header = [] if self._had_header else [value for _, value in self.header]
         self._is_own = reads_own(self.side, parts, [*besides, *header])
         self._may_sum = self._is_own and not self.side.has_read
-        self._leaves = False
+        self._leaves = self._has_sum = False
         self._template = self.lines.later()
         self.lines.open(f"TF_HIPS_BLOCK {name}(const {self.call}& call, uint32_t block_index) {{")
         if self.side.is_decode and not is_check:
             add("if (*call.report != TF_HIPS_CUDA_FINE) return;")
+        blocks = "call.tensor.chunks" if loop is None else f"call.blocks[{loop}]"
         if loop is None:
-            add("const Spot spot = {static_cast<int64_t>(block_index), 0};")
+            add("const Spot spot = {static_cast<int32_t>(block_index), 0};")
+        elif not opening:
+            add(f"const Spot spot = find_spot(block_index, call.tiles[{loop}]);")
         else:
+            blocks = f"num_runs(call.blocks[{loop}], call.run[{loop}])"
             add(*opening)
             self.lines.open(f"for (int turn = 0; turn < call.run[{loop}]; ++turn) {{")
             self._in_loop = True
@@ -236,9 +259,7 @@ class Kernels:
                 "[[maybe_unused]] TfHipsKey key = call.key;",
                 "key.offset += static_cast<uint64_t>(begin);",
             )
-        blocks = "call.tensor.chunks"
-        if loop is not None:
-            blocks = f"num_runs(call.blocks[{loop}], call.run[{loop}])"
+            self._sum = self.lines.later()
         self._blocks = blocks
         self.launches.append(
             Launch(
@@ -262,6 +283,8 @@ class Kernels:
             self.lines.add(*closing)
             self._in_loop = False
         self.lines.close()
+        if self._has_sum:
+            self._declare_sum()
         if not self._leaves:
             self.lines.add(*grid_of(self._kernel, self.call))
             return
@@ -270,6 +293,26 @@ class Kernels:
         self.lines.add(*_grids_of(name))
         alone = f"for (uint32_t k = 0; k < {blocks}; ++k) {name}<true>(call, k);"
         self.launches[-1] = Launch(f"launch_{name}(call, {blocks}, stream);", alone)
+
+    def _declare_sum(self) -> None:
+        """What the sum is formed of, and where it goes.
+
+        Where the same kernel takes away what the packet holds, only its threads need the sum.
+        """
+        self._sum.add(
+            "const float* const gradient = call.gradient + begin;",
+            "const float* const residual = call.residual == nullptr ? nullptr : "
+            "call.residual + begin;",
+        )
+        if self._leaves:
+            self._sum.add(
+                "TF_HIPS_SHARED float own_sums[kTile];",
+                "const SumTile value = {own_sums, spot.base};",
+            )
+        else:
+            self._sum.add(
+                "float* const value = call.residual == nullptr ? nullptr : call.value + begin;"
+            )
 
     def scope(self) -> Scope:
         """New variables, for what is put into braces."""
@@ -317,43 +360,43 @@ class Kernels:
 
     # Loops over the elements of a tile.
 
-    def sum_lines(self, roots: Sequence[nodes.Expr]) -> str:
+    def sum_lines(self, roots: Sequence[nodes.Expr]) -> Gradient:
         """How a loop loads the gradient.
 
         The first kernel that reads it forms the sum as it does so, if it reads nothing of it that
         another thread has to form. Else a kernel before all forms it.
         """
-        if self.side.is_decode or not self._may_sum or not reads(roots, self.side.gradient):
+        if self.side.is_decode or not reads(roots, self.side.gradient):
             return HERE
+        if not self._may_sum:
+            return _AGAIN if self._has_sum else HERE
         self._may_sum = False
-        self.takes_sum = True
-        self.lines.add(
-            "const float* const gradient = call.gradient + begin;",
-            "const float* const residual = call.residual == nullptr ? nullptr : "
-            "call.residual + begin;",
-            "float* const value = call.residual == nullptr ? nullptr : call.value + begin;",
-        )
+        self.takes_sum = self._has_sum = True
         return _SUM
 
     def each(
         self,
         scope: Scope,
         size: nodes.Expr,
-        gradient: str,
+        gradient: Gradient,
         elements: str,
         items: Sequence[Item],
     ) -> None:
-        """A phase in which each thread computes eight elements of each vector."""
+        """A phase in which each thread computes eight elements of each vector.
+
+        In two forms: most tiles are full, and need not ask of each element whether it is there.
+        """
         add = self.lines.add
+        whole = self.lines.later()
         self.lines.open("TF_HIPS_PHASE(t) {")
-        add("const int64_t first = spot.base + kEach * t;")
+        self._open_eight()
         scope.load([item.part for item in items], size, gradient)
         for item in items:
             add(*item.before)
         inside = scope.names.fresh("inside")
         add(
             f"[[maybe_unused]] const int {inside} = "
-            f"static_cast<int>(least(kEach, {elements} - first));",
+            f"is_full ? kEach : static_cast<int>(least(kEach, {elements} - first));",
             "TF_HIPS_UNROLL",
         )
         self.lines.open("for (int u = 0; u < kEach; ++u) {")
@@ -367,6 +410,32 @@ class Kernels:
         self.lines.close()
         for item in items:
             add(*item.after)
+        self._close_eight()
+        self.lines.close()
+        wide = [*scope.wide, *(to for item in items for to in item.wide)]
+        self._say_full(whole, f"least({elements}, n)", wide)
+        whole.add(*(line for item in items for line in item.opening))
+
+    @staticmethod
+    def _say_full(lines: Lines, elements: str, wide: Sequence[str]) -> None:
+        """Declares whether a tile has all its elements, and all is where it can be read fast."""
+        aligned = f" && are_aligned({', '.join(dict.fromkeys(wide))})" if wide else ""
+        lines.add(f"const bool is_full_tile = spot.base + kTile <= {elements}{aligned};")
+
+    def _open_eight(self) -> None:
+        """Begins what a thread does with its eight elements, in a phase; `is_full`: all of them."""
+        self.lines.open("const auto eight = [&](auto is_whole) {")
+        self.lines.add(
+            "constexpr bool is_full = decltype(is_whole)::value;",
+            "const int64_t first = spot.base + kEach * t;",
+        )
+
+    def _close_eight(self) -> None:
+        self.lines.close("};")
+        self.lines.open("if (is_full_tile) {")
+        self.lines.add("eight(std::true_type{});")
+        self.lines.turn("} else {")
+        self.lines.add("eight(std::false_type{});")
         self.lines.close()
 
     # Sweeps.
@@ -384,7 +453,7 @@ class Kernels:
         self.begin("sweep", loop, parts=parts)
         self.sweep_body(step, loop)
         self.write_header(in_tiles=True)
-        if is_last and not step.reduces and step.size == size_of(self.side.gradient):
+        if is_last and not step.reduces and covers(step.size, self.side.gradient):
             self.decode_tile(step.writes, {})
         self.end()
         if step.reduces:
@@ -404,24 +473,39 @@ class Kernels:
         items = []
         second: list[str] = []
         third: list[str] = []
+        at_once: list[str] = []
         for number, (var, reduce) in enumerate(step.reduces):
             kind = "float" if reduce.type == FLOAT else "int64_t"
             member = self.array(kind, f"{var.name}_parts", f"2 * call.tiles[{loop}]")
             self._parts[var] = member
             items.append(reduce_item(scope, var, reduce, number, member, (second, third)))
         for write in step.writes:
-            items.append(self._write(scope, write, elements, second))
+            items.append(self._write(scope, write, elements, second, at_once))
         self.each(scope, step.size, gradient, elements, items)
         for phase in (second, third):
-            if phase:
-                self.lines.open("TF_HIPS_PHASE(t) {")
-                add(*phase)
-                self.lines.close()
+            if not phase:
+                continue
+            is_all = phase is second and not step.reduces
+            opening = f"if (!({' && '.join(at_once)})) {{" if is_all and at_once else "{"
+            self.lines.open(opening)
+            self.lines.open("TF_HIPS_PHASE(t) {")
+            add(*phase)
+            self.lines.close()
+            self.lines.close()
         self.lines.close()
 
     _parts: dict[nodes.Var, str] = field(default_factory=dict)
 
-    def _write(self, scope: Scope, write: nodes.Write, elements: str, second: list[str]) -> Item:
+    def _write(
+        self,
+        scope: Scope,
+        write: nodes.Write,
+        elements: str,
+        second: list[str],
+        at_once: list[str],
+    ) -> Item:
+        """A vector that is written; `second` takes what the next phase has to do for it, unless
+        what is added to `at_once` is true."""
         part, names = part_of(write.value), scope.names
         kind = element(write.value.type)
         if self.side.is_decode:
@@ -431,10 +515,11 @@ class Kernels:
                 FLOAT,
                 [
                     f"float {result}[kEach];",
-                    f"if (call.mode != TF_HIPS_SET) load8(out, first, n, {result});",
+                    f"if (call.mode != TF_HIPS_SET) load8<is_full>(out, first, n, {result});",
                 ],
                 lambda text: f"{result}[u] = joined(call.mode, {result}[u], {text});",
-                [f"put8({result}, first, n, out);"],
+                [f"put8<is_full>({result}, first, n, out);"],
+                ["out"],
             )
         encode = self.side.program.encode
         state = write.field - (0 if encode is None else len(encode.fields))
@@ -445,24 +530,38 @@ class Kernels:
                 FLOAT,
                 [f"float {result}[kEach];"],
                 lambda text: f"{result}[u] = {text};",
-                [f"put8({result}, first, n, call.new_state[{state}] + begin);"],
+                [f"put8<is_full>({result}, first, n, call.new_state[{state}] + begin);"],
+                [f"call.new_state[{state}] + begin"],
             )
         bits = scope.bits(kind)
         held = scope.c.type(kind)
         most = max_bits(kind, self.side.program.params) if isinstance(kind, UInt) else 32
         codes, staged = names.fresh("codes"), names.fresh("staged")
-        self.lines.add(f"TF_HIPS_SHARED uint32_t {staged}[{most} * kTile / 32 + 4];")
-        count = f"least(kTile, {elements} - spot.base)"
-        target = f"body + layout.offset[{write.field}] + spot.base / 8 * {bits}"
-        second.append(f"write_staged(t, {staged}, packed_bytes({count}, {bits}), {target});")
+        target, is_direct = names.fresh("target"), names.fresh("is_direct")
+        self.lines.add(
+            f"TF_HIPS_SHARED uint32_t {staged}[{most} * kTile / 32 + 4];",
+            f"uint8_t* const {target} = "
+            f"body + layout.offset[{write.field}] + spot.base / 8 * {bits};",
+        )
+        at_once.append(is_direct)
+        count = f"packed_bytes(least(kTile, {elements} - spot.base), {bits})"
+        second.append(f"if (!{is_direct}) write_staged(t, {staged}, {count}, {target});")
         zero = f"static_cast<{held}>(0)"
-        pack8 = "pack8" if bits.isdecimal() else "pack8_by"
+        by = "" if bits.isdecimal() else "_by"
         return Item(
             part,
             kind,
             [f"{held} {codes}[kEach];"],
             lambda text: f"{codes}[u] = is_inside ? {text} : {zero};",
-            [f"{pack8}({codes}, {bits}, reinterpret_cast<uint8_t*>({staged}) + t * {bits});"],
+            [
+                f"if (is_full && {is_direct}) {{",
+                f"  put_codes8{by}({codes}, {bits}, {target} + t * {bits});",
+                "} else {",
+                f"  pack8{by}({codes}, {bits}, "
+                f"reinterpret_cast<uint8_t*>({staged}) + t * {bits});",
+                "}",
+            ],
+            opening=[f"const bool {is_direct} = is_full_tile && is_at_once({bits}, {target});"],
         )
 
     def _define_lets(self, lets: Sequence[nodes.Let]) -> None:
@@ -503,33 +602,53 @@ class Kernels:
         """The sum of the decoded rows of a call, element by element, in one pass."""
         part = part_of(step.writes[0].value)
         add = self.lines.add
-        add("// A tile of the sum of the rows.")
-        self.lines.open(f"TF_HIPS_BLOCK {ROWS}(const DecodeCall& call, const Spot& spot) {{")
+        add("// A tile of the sum of the rows. `is_rest`: of what a row does not hold of `sums`, or of")
+        add("// `out` where that is null.")
+        add("template <bool is_rest>")
+        self.lines.open(f"TF_HIPS_BLOCK {ROWS}(const DecodeCall& call, const Spot& spot,")
+        add("    [[maybe_unused]] const float* sums) {")
+        add("[[maybe_unused]] const Report report = is_rest ? TF_HIPS_CUDA_FINE : *call.report;")
         add(*_HEAD)
         self._decode_head()
+        self._say_full(self.lines, "n", ["out"])
         self.lines.open("TF_HIPS_PHASE(t) {")
-        add(
-            "const int64_t first = spot.base + kEach * t;",
-            "float sum[kEach];",
-            "if (call.mode != TF_HIPS_SET) load8(out, first, n, sum);",
-        )
-        self.lines.open("for (int32_t row = 0; row < call.rows.num; ++row) {")
+        self._open_eight()
+        add("float sum[kEach];")
+        self.lines.open("if (is_rest && sums != nullptr) {")
+        add("take8(sums + kEach * t, sum);")
+        self.lines.turn("} else if (is_rest || call.mode != TF_HIPS_SET) {")
+        add("load8<is_full>(out, first, n, sum);")
+        self.lines.turn("} else {")
+        # What changes no number that is added to it, zeros of both signs included.
+        add("TF_HIPS_UNROLL", "for (int u = 0; u < kEach; ++u) sum[u] = -0.0f;")
+        self.lines.close()
+        add("const int32_t num = is_rest ? 1 : call.rows.num;")
+        self.lines.open("for (int32_t row = 0; row < num; ++row) {")
         scope = Scope(self.side, self.lines, "(call.rows.row[row] + at)")
         scope.unpack([step.size, part])
-        add("const int32_t how = row == 0 ? call.mode : static_cast<int32_t>(TF_HIPS_ADD);")
         scope.load([part], step.size, HERE)
         add("TF_HIPS_UNROLL")
         self.lines.open("for (int u = 0; u < kEach; ++u) {")
         statements, text = scope.element(part, FLOAT, "first + u")
-        add(*statements, f"sum[u] = joined(how, sum[u], {text});")
+        add(
+            *statements,
+            f"const float decoded = {text};",
+            "sum[u] = is_rest ? taken(sum[u], decoded) : sum[u] + decoded;",
+        )
         self.lines.close()
         self.lines.close()
-        add("put8(sum, first, n, out);")
+        # Only here: to wait for the report before anything is read would cost as much again.
+        add("if (is_rest || report == TF_HIPS_CUDA_FINE) put8<is_full>(sum, first, n, out);")
+        self._close_eight()
         self.lines.close()
         self.lines.close()
         add("")
-        self.begin("rows", self.loop(step.size))
-        add(f"{ROWS}(call, spot);")
+        self.begin("rows", self.loop(step.size), is_check=True)
+        self.lines.open("if (call.mode == TF_HIPS_RESIDUAL) {")
+        add(f"{ROWS}<true>(call, spot, nullptr);")
+        self.lines.turn("} else {")
+        add(f"{ROWS}<false>(call, spot, nullptr);")
+        self.lines.close()
         self.end()
 
     # Error feedback: what is left, tile by tile, by the kernel that writes the codes.
@@ -546,5 +665,8 @@ class Kernels:
             return
         self.decodes_tiles = self._leaves = True
         self.lines.open("if constexpr (leaves_rest) {")
-        self.lines.add(f"if (call.residual != nullptr) decode_kernels::{ROWS}(call.rest, spot);")
+        sums = "own_sums" if self._has_sum else "nullptr"
+        self.lines.open("if (call.residual != nullptr) {")
+        self.lines.add(f"decode_kernels::{ROWS}<true>(call.rest, spot, {sums});")
+        self.lines.close()
         self.lines.close()

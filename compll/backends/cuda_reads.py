@@ -3,7 +3,7 @@
 
 from collections.abc import Sequence
 
-from compll.backends.cuda_scope import Side, element, part_of, reads
+from compll.backends.cuda_scope import Side, element, part_of, reads, turned_by
 from compll.ir import nodes
 from compll.ir.blocks import block_of
 from compll.ir.sizes import blocks_in
@@ -48,11 +48,30 @@ def only_index(vector: nodes.Var, roots: Sequence[nodes.Expr]) -> nodes.Expr | N
     return found[0] if is_one else None
 
 
+def covers(size: nodes.Expr, vector: nodes.Var) -> bool:
+    """Whether a loop is as long as a vector, or as that rounded up to a multiple of a number."""
+    match size:
+        case nodes.Math(function="max", arguments=(length, nodes.Const(value=0))):
+            return covers(length, vector)
+        case nodes.Binary(
+            op="*",
+            left=nodes.Binary(
+                op="/",
+                left=nodes.Binary(op="+", left=whole, right=nodes.Const(value=int(more))),
+                right=nodes.Const(value=int(each)),
+            ),
+            right=nodes.Const(value=int(again)),
+        ):
+            return whole == size_of(vector) and each == again == more + 1 > 0
+        case _:
+            return size == size_of(vector)
+
+
 def is_in_order(root: nodes.Expr, vector: nodes.Var) -> bool:
-    """Whether element i of a vector is read for element i only."""
+    """Whether for an element of eight only those of a vector with the same numbers are read."""
     part = part_of(root)
     return all(
-        isinstance(expr.index, nodes.Ref) and expr.index.var is part.position
+        turned_by(expr.index, part.position) is not None
         for expr in walk(part)
         if isinstance(expr, nodes.Index)
         and isinstance(expr.array, nodes.Ref)
@@ -74,7 +93,7 @@ def reads_own(
     lets = [made.value for made in side.needed([*parts, *besides]) if made.value is not None]
     return not reads([*lets, *besides], gradient) and all(
         not reads([part], gradient)
-        or (part.size == size_of(gradient) and is_in_order(part, gradient))
+        or (covers(part.size, gradient) and is_in_order(part, gradient))
         for part in parts
     )
 
@@ -159,6 +178,6 @@ def knows_tile(
                 block = block_of(index, part.position, plan.program.blocks)
                 if root is not part or block != blocks[number]:
                     return False
-            elif not isinstance(index, nodes.Ref) or index.var is not part.position:
+            elif turned_by(index, part.position) is None:
                 return False
     return True

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a loop of a CUDA kernel computes for each element, and how a reduction makes use of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from compll.backends.cuda_scope import Scope, neutral, part_of
@@ -17,6 +17,8 @@ class Item:
         kind: of its values.
         before: statements before the loop over a thread's elements, and `after`: behind it.
         sink: what is done with the text of a value.
+        wide: C++ for the vectors that `after` writes 16 bytes at a time.
+        opening: statements before the phase, once it is known whether the tile is full.
     """
 
     part: nodes.Elementwise
@@ -24,6 +26,8 @@ class Item:
     before: list[str]
     sink: Callable[[str], str]
     after: list[str]
+    wide: Sequence[str] = ()
+    opening: Sequence[str] = ()
 
 
 def counted(reducer: str) -> Type:
@@ -52,7 +56,9 @@ def reduce_item(
     second, third = phases
     name, names = neutral(reduce.reducer, reduce.type), scope.names
     lanes = names.fresh(f"{var.name}_lanes")
-    lane = f"t / kLanes == {number % 8}"
+    # A warp each, as far as there are enough: two halves of one would wait for each other.
+    warp = number % 4
+    lane = f"t / kLanes == {2 * warp}"
     part = f"call.{member}[spot.chunk * call.{member}_room + spot.base / kTile]"
     if reduce.type == FLOAT:
         tile, values = names.fresh(f"{var.name}_tile"), names.fresh(f"{var.name}_values")
@@ -60,7 +66,7 @@ def reduce_item(
         scope.lines.add(f"TF_HIPS_SHARED float {lanes}[kLanes];")
         fold = f"fold_lane<{name}>({tile}, kTile / kLanes, t % kLanes)"
         second.append(f"if ({lane}) {lanes}[t % kLanes] = {fold};")
-        third.append(f"if (t == {number % 8}) {part} = join_lanes<{name}>({lanes});")
+        third.append(f"if (t == {32 * warp}) {part} = join_lanes<{name}>({lanes});")
         return Item(
             part_of(reduce.source),
             FLOAT,
@@ -72,7 +78,7 @@ def reduce_item(
     scope.lines.add(f"TF_HIPS_SHARED int64_t {totals}[kThreads];")
     scope.lines.add(f"TF_HIPS_SHARED int64_t {lanes}[kLanes];")
     second.append(f"if ({lane}) {lanes}[t % kLanes] = join_share<{name}>({totals}, t % kLanes);")
-    third.append(f"if (t == {number % 8}) {part} = join_shares<{name}>({lanes});")
+    third.append(f"if (t == {32 * warp}) {part} = join_shares<{name}>({lanes});")
     kind_of = part_of(reduce.source).value.type
     is_small = isinstance(kind_of, UInt) and kind_of.bits != 32
     if reduce.reducer == "count" or (reduce.reducer == "sum" and is_small):

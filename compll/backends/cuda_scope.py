@@ -7,9 +7,10 @@ once per chunk, being cheap, is computed again by each thread that needs it.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from compll.backends.c_common import Expressions, Lines, Names, param_names
+from compll.backends.narrow import Narrow, Ranges
 from compll.ir import nodes
 from compll.ir.blocks import block_of
 from compll.ir.sizes import blocks_in
@@ -22,7 +23,8 @@ before call chunk complain counts fetch find_spot finish first from full head ho
 is_finite is_inside joined k lane lanes last launched least load_code load_float load_word low
 high packet part parts philox places places_here placed_here report room rows row scalars shared
 spot staged sum taken tensor tiles totals t u value_here wanted_ is_there bins_here block_here turn
-run block_index alone zero leaves_rest
+run block_index alone zero leaves_rest is_full is_full_tile is_whole is_rest
+eight own_sums decoded num sums tile_blocks own_blocks
 """
 # A float 0 that nvcc does not know (c_common.Expressions).
 _ZERO = "zero"
@@ -64,6 +66,7 @@ class Definition:
         most: of a kept vector: the most elements that it can have.
         count: of one whose length only a kernel finds: the member of Scalars that holds it.
         is_picked: only one element of it is read and kept, `member` of Scalars.
+        here: C++ for it in the kernel that is being written.
     """
 
     var: nodes.Var
@@ -73,6 +76,7 @@ class Definition:
     most: nodes.Expr | None = None
     count: str = ""
     is_picked: bool = False
+    here: str = ""
 
 
 def reads(roots: Iterable[nodes.Expr], vector: nodes.Var) -> bool:
@@ -102,6 +106,10 @@ class Side:
     members: Names = field(default_factory=KernelNames)
     has_read: bool = False
 
+    def leave_kernel(self) -> None:
+        """Forgets what is only in a kernel that has been written."""
+        self.definitions = [replace(made, here="") for made in self.definitions]
+
     def known(self) -> set[nodes.Var]:
         """Variables that a kernel can use now."""
         found = {param.var for param in self.program.params} | {self.gradient}
@@ -117,6 +125,19 @@ class Side:
                 used.insert(0, made)
                 need |= set() if made.value is None else free_vars(made.value)
         return used
+
+
+def turned_by(index: nodes.Expr, position: nodes.Var | None) -> int | None:
+    """k where an index is `position ^ k` and so one of the eight of a thread; None elsewhere."""
+    match index:
+        case nodes.Ref(var=var) if position is not None and var is position:
+            return 0
+        case nodes.Binary(op="^", left=nodes.Ref(var=var), right=nodes.Const(value=value)) if (
+            position is not None and var is position and isinstance(value, int) and 0 <= value < 8
+        ):
+            return value
+        case _:
+            return None
 
 
 def kept_size(step: nodes.Store) -> nodes.Expr | None:
@@ -167,6 +188,19 @@ class Vector:
     bits: str | None = None
 
 
+@dataclass(frozen=True)
+class Gradient:
+    """How a loop loads eight elements of the gradient.
+
+    Attributes:
+        load: C++ up to where they are.
+        wide: C++ for the vectors that this reads or writes.
+    """
+
+    load: str
+    wide: tuple[str, ...]
+
+
 class Scope:
     """The variables of a block of C++; also the `Access` of the expressions in it."""
 
@@ -175,7 +209,10 @@ class Scope:
         self.side = side
         self.lines = lines
         self.names = KernelNames()
-        self.c = Expressions(self.names, self, side.program.params, zero=_ZERO)
+        ranges, params = Ranges(side.program.params), side.program.params
+        self.c = Expressions(self.names, self, params, ranges=ranges, zero=_ZERO)
+        # In loops a number has 32 bits where that is enough: each operation of 64 is two or more.
+        self._narrow = Narrow(ranges, self.c, lambda expr: self.noise(expr, self.c))
         self.widths: dict[UInt, str] = {}
         self.vectors: dict[nodes.Var, Vector] = {}
         self.position: nodes.Var | None = None
@@ -184,6 +221,8 @@ class Scope:
         self.tiles: dict[nodes.Var, str] = {}
         self.drawn: dict[int, str] = {}
         self.hoisted: dict[tuple[nodes.Var, nodes.Expr], str] = {}
+        # C++ for the vectors that a full tile reads or writes 16 bytes at a time.
+        self.wide: list[str] = []
         self._body = body
 
     # Access.
@@ -196,8 +235,10 @@ class Scope:
     def index(self, array: nodes.Var, index: nodes.Expr, c: Expressions) -> str:
         """Element `index` of a vector."""
         vector = self.vectors[array]
-        if self.is_here(index) and array in self.tiles and vector.size == self.size:
-            return f"{self.tiles[array]}[u]"
+        if array in self.tiles:
+            turned = turned_by(index, self.position)
+            if turned is not None and self._is_loaded(vector, turned):
+                return f"{self.tiles[array]}[u{f' ^ {turned}' if turned else ''}]"
         block = block_of(index, self.position, self.side.program.blocks)
         if block is not None and (array, block) in self.hoisted:
             return self.hoisted[array, block]
@@ -318,7 +359,7 @@ class Scope:
             count = self.names.fresh(f"{var.name}_count")
             found = f"scalars.{made.count}" if made.value is None else self.length(made.value)
             at = f"call.{made.member} + spot.chunk * call.{made.member}_room"
-            pointed = f"const {kind}* {name} = {at};"
+            pointed = f"const {kind}* {name} = {made.here or at};"
             if made.is_picked:
                 pointed = f"const {kind} {name} = scalars.{made.member};"
             lines.add(f"{_MAYBE}const int64_t {count} = {found};", _MAYBE + pointed)
@@ -331,19 +372,32 @@ class Scope:
 
     # The loop over a thread's elements.
 
-    def load(self, parts: Iterable[nodes.Elementwise], size: nodes.Expr, gradient: str) -> None:
+    def load(
+        self, parts: Iterable[nodes.Elementwise], size: nodes.Expr, gradient: Gradient
+    ) -> None:
         """Loads what the eight elements from `first` on read in order, and draws their noise.
 
-        `size`: of the loop; `gradient` (C++): loads eight elements of the gradient to {tile}.
+        `size`: of the loop; `gradient`: where that is read.
         """
         self.size = size
+        draws: list[nodes.Random] = []
         for part in parts:
             self.position = part.position
             for expr in walk(part):
                 if isinstance(expr, nodes.Random) and self.is_here(expr.position):
-                    self._draw(expr)
+                    draws.append(expr)
                 elif isinstance(expr, nodes.Index) and isinstance(expr.array, nodes.Ref):
                     self._load_read(self.vectors[expr.array.var], expr.index, gradient)
+        # Behind the loads, which take as long.
+        for draw in draws:
+            self._draw(draw)
+
+    def _is_loaded(self, vector: Vector, turned: int) -> bool:
+        """Whether a thread loads its own eight elements, at which a loop reads a vector."""
+        if vector.form in ("kept", "picked"):
+            return False
+        # Behind its end are zeros, which eight that are loaded have there, too.
+        return vector.size == self.size or (turned != 0 and vector.form in ("gradient", "field"))
 
     def _draw(self, expr: nodes.Random) -> None:
         if expr.site in self.drawn:
@@ -354,7 +408,7 @@ class Scope:
             f"uint{expr.bits}_t {name}[8];", f"{wide}noise8(key, {expr.site}, first, {name});"
         )
 
-    def _load_read(self, vector: Vector, index: nodes.Expr, gradient: str) -> None:
+    def _load_read(self, vector: Vector, index: nodes.Expr, gradient: Gradient) -> None:
         var, lines = vector.var, self.lines
         block = block_of(index, self.position, self.side.program.blocks)
         kind = self.c.type(element(var.type))
@@ -365,19 +419,23 @@ class Scope:
             lines.add(
                 f"const {kind} {name} = static_cast<{kind}>({self.anywhere(vector, number)});"
             )
-        elif self.is_here(index) and vector.size == self.size and var not in self.tiles:
-            if vector.form == "kept":
-                return
+        turned = turned_by(index, self.position)
+        if turned is not None and self._is_loaded(vector, turned) and var not in self.tiles:
             name = self.tiles[var] = self.names.fresh(f"{var.name}_tile")
             lines.add(f"{kind} {name}[8];")
             if vector.form == "gradient":
-                lines.add(gradient.format(tile=name))
+                lines.add(f"{gradient.load}, first, n, {name});")
+                self.wide += gradient.wide
             elif vector.form == "state":
-                lines.add(f"load8({vector.pointer}, first, n, {name});")
+                lines.add(f"load8<is_full>({vector.pointer}, first, n, {name});")
+                self.wide.append(vector.pointer)
             else:
                 bits = vector.bits or "32"
                 by = "" if bits.isdecimal() else "_by"
-                lines.add(f"unpack8{by}({vector.pointer}, first, {vector.count}, {bits}, {name});")
+                full = "is_full" if vector.size == self.size else "false"
+                lines.add(
+                    f"unpack8{by}<{full}>({vector.pointer}, first, {vector.count}, {bits}, {name});"
+                )
 
     def element(self, part: nodes.Elementwise, kind: Type, number: str) -> tuple[list[str], str]:
         """Statements for one element, and C++ for its value as `kind`; `number`: the element's."""
@@ -386,8 +444,12 @@ class Scope:
         if value.type != kind:
             value = nodes.Convert(kind, value.span, value)
         lines = [f"[[maybe_unused]] const int64_t {self.names.of(part.position)} = {number};"]
-        lines += [self.c.let(let) for let in part.lets]
-        return lines, self.c(value)
+        self.c.narrow = self._narrow
+        try:
+            lines += [self.c.let(let) for let in part.lets]
+            return lines, self.c(value)
+        finally:
+            self.c.narrow = None
 
 
 def neutral(reducer: str, kind: Type) -> str:

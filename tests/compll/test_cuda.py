@@ -320,7 +320,7 @@ def test_few_kernels():
 def test_only_a_call_with_a_residual_has_the_registers_of_its_decoder():
     """The kernel that encodes and decodes a tile is two, one of which does not decode."""
     source = cuda.emit(optimise(spec("qsgd")))
-    decoded = "decode_kernels::decode_tile_of_rows(call.rest, spot);"
+    decoded = "decode_kernels::decode_tile_of_rows<true>(call.rest, spot, own_sums);"
     assert re.search(r"if constexpr \(leaves_rest\) \{[^}]*" + re.escape(decoded), source)
     assert source.count(decoded) == 1
     for grid, leaves in (("encode_blocks1_grid", "false"), ("encode_blocks1_rest_grid", "true")):

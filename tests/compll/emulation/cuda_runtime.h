@@ -23,6 +23,9 @@
 struct Dim {
   unsigned x = 0;
 };
+struct alignas(8) float2 {
+  float x, y;
+};
 struct alignas(16) float4 {
   float x, y, z, w;
 };

@@ -2,8 +2,9 @@
 // Codes of any width to bytes and back, on the device; the layout is that of
 // tf_hips/cc/runtime/bits.h.
 //
-// A thread packs its eight codes, which are whole bytes, to shared memory, from where a block
-// writes 16 bytes at a time, wherever a field begins. A thread reads its codes as aligned words.
+// A thread packs its eight codes, which are whole bytes. Where they are 1, 2, 4, 8 or 16 bytes at a
+// multiple of that, it writes them, and reads them, at once. Others go to shared memory, from where
+// a block writes 16 bytes at a time, wherever a field begins, and are read as aligned words.
 
 #ifndef TF_HIPS_CC_CUDA_BITS_CUH_
 #define TF_HIPS_CC_CUDA_BITS_CUH_
@@ -33,22 +34,80 @@ TF_HIPS_INLINE void with_bits(int bits, const Use& use) {
   }
 }
 
-// Eight codes of `bits` bits, at most 16, to `bits` bytes; `out`: a multiple of `bits` bytes behind
-// an aligned one.
+// Eight codes of `bits` bits, at most 16, behind one another.
 template <typename Code>
-TF_HIPS_INLINE void pack8(const Code (&codes)[8], int bits, uint8_t* out) {
-  uint64_t low = 0, high = 0;
+TF_HIPS_INLINE void join8(const Code (&codes)[8], int bits, uint64_t* low, uint64_t* high) {
+  if (bits <= 4) {
+    uint32_t word = 0;
+    TF_HIPS_UNROLL
+    for (int u = 0; u < 8; ++u) word |= static_cast<uint32_t>(codes[u]) << (u * bits);
+    *low = word;
+    *high = 0;
+    return;
+  }
+  *low = *high = 0;
   TF_HIPS_UNROLL
   for (int u = 0; u < 8; ++u) {
     const int bit = u * bits;
     const uint64_t code = codes[u];
-    if (bit < 64) low |= code << bit;
+    if (bit < 64) *low |= code << bit;
     if (bit >= 64) {
-      high |= code << (bit - 64);
+      *high |= code << (bit - 64);
     } else if (bit + bits > 64) {
-      high |= code >> (64 - bit);
+      *high |= code >> (64 - bit);
     }
   }
+}
+
+// Whether a thread can read and write its eight codes of so many bits at once, where a field, or
+// these codes, begin at `at`.
+TF_HIPS_INLINE bool is_at_once(int bits, const uint8_t* at) {
+  const uintptr_t bytes = bits < 16 ? static_cast<uintptr_t>(bits) : 16;
+  return (bits & (bits - 1)) == 0 && (reinterpret_cast<uintptr_t>(at) & (bytes - 1)) == 0;
+}
+
+// Writes them so, by all threads of a block.
+template <typename Code>
+__device__ __forceinline__ void put_codes8(const Code (&codes)[8], int bits, uint8_t* out) {
+  uint64_t low, high;
+  join8(codes, bits, &low, &high);
+  if (bits == 1) *out = static_cast<uint8_t>(low);
+  if (bits == 2) *reinterpret_cast<uint16_t*>(out) = static_cast<uint16_t>(low);
+  if (bits == 4) *reinterpret_cast<uint32_t*>(out) = static_cast<uint32_t>(low);
+  if (bits == 8) *reinterpret_cast<uint64_t*>(out) = low;
+  if (bits == 16) {
+    *reinterpret_cast<uint4*>(out) = {static_cast<uint32_t>(low), static_cast<uint32_t>(low >> 32),
+                                      static_cast<uint32_t>(high),
+                                      static_cast<uint32_t>(high >> 32)};
+  }
+}
+
+__device__ __forceinline__ void put_codes8(const uint32_t (&codes)[8], int, uint8_t* out) {
+  float words[8];
+  memcpy(words, codes, sizeof words);
+  put8<true>(words, 0, 8, reinterpret_cast<float*>(out));
+}
+
+// All NaNs leave as one.
+__device__ __forceinline__ void put_codes8(const float (&values)[8], int bits, uint8_t* out) {
+  uint32_t codes[8];
+  TF_HIPS_UNROLL
+  for (int u = 0; u < 8; ++u) codes[u] = canonical_bits(values[u]);
+  put_codes8(codes, bits, out);
+}
+
+// The same where a parameter says how many bits there are.
+template <typename Code>
+__device__ __forceinline__ void put_codes8_by(const Code (&codes)[8], int bits, uint8_t* out) {
+  with_bits<8 * sizeof(Code)>(bits, [&](auto known) { put_codes8(codes, known, out); });
+}
+
+// Eight codes of `bits` bits, at most 16, to `bits` bytes; `out`: a multiple of `bits` bytes behind
+// an aligned one.
+template <typename Code>
+TF_HIPS_INLINE void pack8(const Code (&codes)[8], int bits, uint8_t* out) {
+  uint64_t low, high;
+  join8(codes, bits, &low, &high);
   if (bits == 16) {
     *reinterpret_cast<uint4*>(out) = {static_cast<uint32_t>(low), static_cast<uint32_t>(low >> 32),
                                       static_cast<uint32_t>(high),
@@ -150,19 +209,39 @@ TF_HIPS_INLINE void fetch(const uint8_t* from, int bytes, const uint8_t* end, ui
 
 // The bytes of the eight codes of `bits` bits, at most 8 or 16 as Code has, from number `first`, a
 // multiple of 8, on; 0 behind the end. A packet's prefix lies before its fields, so that there are
-// words to align to.
-template <typename Code>
+// words to align to. `is_full`: there are eight.
+template <bool is_full, typename Code>
 TF_HIPS_INLINE void fetch8(const uint8_t* field, int64_t first, int64_t count, int bits,
                            uint64_t* low, uint64_t* high) {
   *low = 0;
   *high = 0;
+  const uint8_t* const at = field + first / 8 * bits;
+  if ((is_full || first + 8 <= count) && is_at_once(bits, at)) {
+    if (bits == 1) *low = *at;
+    if (bits == 2) *low = *reinterpret_cast<const uint16_t*>(at);
+    if (bits == 4) *low = *reinterpret_cast<const uint32_t*>(at);
+    if (bits == 8) *low = *reinterpret_cast<const uint64_t*>(at);
+    if (bits == 16) {
+      const uint4 words = *reinterpret_cast<const uint4*>(at);
+      *low = static_cast<uint64_t>(words.y) << 32 | words.x;
+      *high = static_cast<uint64_t>(words.w) << 32 | words.z;
+    }
+    return;
+  }
   if (first >= count) return;
-  const uint8_t* const end = field + packed_bytes(count, bits);
-  fetch<8 * sizeof(Code)>(field + first / 8 * bits, bits, end, low, high);
+  fetch<8 * sizeof(Code)>(at, bits, field + packed_bytes(count, bits), low, high);
 }
 
 template <typename Code>
 TF_HIPS_INLINE void split8(uint64_t low, uint64_t high, int bits, Code (&out)[8]) {
+  if (bits <= 4) {
+    const uint32_t word = static_cast<uint32_t>(low);
+    TF_HIPS_UNROLL
+    for (int u = 0; u < 8; ++u) {
+      out[u] = static_cast<Code>(word >> (u * bits) & ((uint32_t{1} << bits) - 1));
+    }
+    return;
+  }
   const uint64_t mask = (uint64_t{1} << bits) - 1;
   TF_HIPS_UNROLL
   for (int u = 0; u < 8; ++u) {
@@ -173,21 +252,20 @@ TF_HIPS_INLINE void split8(uint64_t low, uint64_t high, int bits, Code (&out)[8]
   }
 }
 
-template <typename Code>
+template <bool is_full, typename Code>
 TF_HIPS_INLINE void unpack8(const uint8_t* field, int64_t first, int64_t count, int bits,
                             Code (&out)[8]) {
   uint64_t low, high;
-  fetch8<Code>(field, first, count, bits, &low, &high);
+  fetch8<is_full, Code>(field, first, count, bits, &low, &high);
   split8(low, high, bits, out);
 }
 
 // The same where a parameter says how many bits there are.
-template <typename Code>
+template <bool is_full, typename Code>
 TF_HIPS_INLINE void unpack8_by(const uint8_t* field, int64_t first, int64_t count, int bits,
                                Code (&out)[8]) {
-  uint64_t low, high;
-  fetch8<Code>(field, first, count, bits, &low, &high);
-  with_bits<8 * sizeof(Code)>(bits, [&](auto known) { split8(low, high, known, out); });
+  with_bits<8 * sizeof(Code)>(
+      bits, [&](auto known) { unpack8<is_full>(field, first, count, known, out); });
 }
 
 TF_HIPS_INLINE uint32_t code_at(const uint8_t* in, int64_t count, int bits, int64_t index) {
@@ -218,20 +296,22 @@ TF_HIPS_INLINE float float_at(const uint8_t* in, int64_t count, int64_t index) {
 }
 
 // Of 32 bits: as load8, from wherever a field begins.
+template <bool is_full>
 __device__ inline void unpack8(const uint8_t* field, int64_t first, int64_t count, int,
                                float (&out)[8]) {
-  if (is_aligned(field, 4)) {
-    load8(reinterpret_cast<const float*>(field), first, count, out);
+  if (is_aligned(field, is_full ? 16 : 4)) {
+    load8<is_full>(reinterpret_cast<const float*>(field), first, count, out);
     return;
   }
   TF_HIPS_UNROLL
   for (int u = 0; u < 8; ++u) out[u] = float_at(field, count, first + u);
 }
 
+template <bool is_full>
 __device__ inline void unpack8(const uint8_t* field, int64_t first, int64_t count, int bits,
                                uint32_t (&out)[8]) {
   float words[8];
-  unpack8(field, first, count, bits, words);
+  unpack8<is_full>(field, first, count, bits, words);
   memcpy(out, words, sizeof words);
 }
 

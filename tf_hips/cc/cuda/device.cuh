@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "tf_hips/cc/cuda/codec_cuda.h"
 #include "tf_hips/cc/runtime/convert.h"
@@ -60,19 +61,24 @@ static_assert(kEach == 8,
 
 using Report = unsigned long long;
 
-// Where a block of threads works.
+// Where a block of threads works. 32 bits, of which a GPU adds and compares twice as many a time.
 struct Spot {
-  int64_t chunk;
-  int64_t base;  // first element of its tile, in the chunk
+  int32_t chunk;
+  int32_t base;  // first element of its tile, in the chunk
 };
 
 // `tiles`: of each chunk but the last, which may have fewer. Where a loop is shorter in a chunk,
 // the tiles behind its end are empty.
 TF_HIPS_INLINE Spot find_spot(uint32_t block, int64_t tiles) {
-  // 32 bits: a division of 64 would cost as much as encoding a few elements.
+  // 32 bits: a division of 64 would cost as much as encoding a few elements. Nearly all loops have
+  // as many tiles as a chunk, and need none.
   const uint32_t each = static_cast<uint32_t>(tiles);
+  constexpr uint32_t kMost = kChunkElements / kTile;
+  if (each == kMost) {
+    return {static_cast<int32_t>(block / kMost), static_cast<int32_t>(block % kMost) * kTile};
+  }
   const uint32_t chunk = block / each;
-  return {chunk, static_cast<int64_t>(block - chunk * each) * kTile};
+  return {static_cast<int32_t>(chunk), static_cast<int32_t>(block - chunk * each) * kTile};
 }
 
 // The most blocks of threads that a kernel can have.
@@ -99,34 +105,72 @@ TF_HIPS_INLINE bool is_aligned(const void* at, uintptr_t bytes) {
   return reinterpret_cast<uintptr_t>(at) % bytes == 0;
 }
 
+TF_HIPS_INLINE uintptr_t address_of(const void* at) { return reinterpret_cast<uintptr_t>(at); }
+
+// Whether vectors, if they are there, begin at multiples of 16 bytes.
+template <typename... Vectors>
+TF_HIPS_INLINE bool are_aligned(Vectors... vectors) {
+  return ((uintptr_t{0} | ... | address_of(vectors)) & 15) == 0;
+}
+
 // Element `index` of a vector, 0 where there is none.
 template <typename T>
 TF_HIPS_INLINE T value_at(const T* values, int64_t count, int64_t index) {
   return index >= 0 && index < count ? values[index] : T{0};
 }
 
-// The eight floats from number `first` on; 0 behind the end.
+// The eight floats from number `first` on; 0 behind the end. `is_full`: there are eight, at a
+// multiple of 16 bytes.
+template <bool is_full = false>
 __device__ inline void load8(const float* values, int64_t first, int64_t count, float (&out)[8]) {
-  if (first + 8 <= count && is_aligned(values + first, 16)) {
+  if (is_full || (first + 8 <= count && is_aligned(values + first, 16))) {
     const float4 low = reinterpret_cast<const float4*>(values + first)[0];
     const float4 high = reinterpret_cast<const float4*>(values + first)[1];
     out[0] = low.x, out[1] = low.y, out[2] = low.z, out[3] = low.w;
     out[4] = high.x, out[5] = high.y, out[6] = high.z, out[7] = high.w;
-    return;
+  } else {
+    TF_HIPS_UNROLL
+    for (int u = 0; u < 8; ++u) out[u] = first + u < count ? values[first + u] : 0.0f;
   }
-  TF_HIPS_UNROLL
-  for (int u = 0; u < 8; ++u) out[u] = first + u < count ? values[first + u] : 0.0f;
 }
 
+#ifdef __CUDA_ARCH__
+// Eight floats of each thread of a warp to where they lie behind one another, `out` those of this
+// one; all threads of a block must call it. By shared memory, because memory is written at half its
+// speed where the 16 bytes of two neighbours do not lie side by side.
+__device__ inline void put_by_warps(const float (&values)[8], float* out) {
+  __shared__ float4 turned[kTile / 4];
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  float4* const here = turned + 2 * (static_cast<int>(threadIdx.x) - lane);
+  // Neighbours in time use other banks.
+  const auto place = [](int k) { return k ^ (k >> 3 & 1); };
+  __syncwarp();
+  here[place(2 * lane)] = {values[0], values[1], values[2], values[3]};
+  here[place(2 * lane + 1)] = {values[4], values[5], values[6], values[7]};
+  __syncwarp();
+  float4* const to = reinterpret_cast<float4*>(out) - 2 * lane;
+  to[lane] = here[place(lane)];
+  to[lane + 32] = here[place(lane + 32)];
+}
+#endif
+
+// Writes them. `is_full`: all threads of a block have eight, at a multiple of 16 bytes, and call it.
+template <bool is_full = false>
 __device__ inline void put8(const float (&values)[8], int64_t first, int64_t count, float* out) {
+#ifdef __CUDA_ARCH__
+  if constexpr (is_full) {
+    put_by_warps(values, out + first);
+    return;
+  }
+#endif
   if (first + 8 <= count && is_aligned(out + first, 16)) {
     reinterpret_cast<float4*>(out + first)[0] = {values[0], values[1], values[2], values[3]};
     reinterpret_cast<float4*>(out + first)[1] = {values[4], values[5], values[6], values[7]};
-    return;
-  }
-  TF_HIPS_UNROLL
-  for (int u = 0; u < 8; ++u) {
-    if (first + u < count) out[first + u] = values[u];
+  } else {
+    TF_HIPS_UNROLL
+    for (int u = 0; u < 8; ++u) {
+      if (first + u < count) out[first + u] = values[u];
+    }
   }
 }
 
@@ -147,16 +191,53 @@ TF_HIPS_INLINE void keep8(const T (&values)[8], T* to) {
   for (size_t k = 0; k < sizeof(T) / 2; ++k) reinterpret_cast<uint4*>(to)[k] = words[k];
 }
 
+// Where a kernel that also takes away what the packet holds keeps its tile of gradient + residual:
+// in shared memory, element `base` first.
+struct SumTile {
+  float* at;
+  int64_t base;
+};
+
+TF_HIPS_INLINE uintptr_t address_of(const SumTile&) { return 0; }
+
+template <bool is_full>
+__device__ __forceinline__ void keep_sum8(const float (&sum)[8], int64_t first, int64_t count, float* value) {
+  put8<is_full>(sum, first, count, value);
+}
+
+template <bool>
+__device__ __forceinline__ void keep_sum8(const float (&sum)[8], int64_t first, int64_t, SumTile value) {
+  keep8(sum, value.at + (first - value.base));
+}
+
 // As load8, of gradient + residual, which is also left in `value`; the plain gradient without one.
-__device__ inline void load_sum8(const float* gradient, const float* residual, float* value,
-                                 int64_t first, int64_t count, float (&out)[8]) {
-  load8(gradient, first, count, out);
+template <bool is_full, typename Value>
+__device__ __forceinline__ void load_sum8(const float* gradient, const float* residual, Value value,
+                              int64_t first, int64_t count, float (&out)[8]) {
+  load8<is_full>(gradient, first, count, out);
   if (residual == nullptr) return;
   float rest[8];
-  load8(residual, first, count, rest);
+  load8<is_full>(residual, first, count, rest);
   TF_HIPS_UNROLL
   for (int u = 0; u < 8; ++u) out[u] = out[u] + rest[u];
-  put8(out, first, count, value);
+  keep_sum8<is_full>(out, first, count, value);
+}
+
+// The same again, in the kernel that has formed it; `in` is where it is in global memory.
+template <bool is_full>
+__device__ __forceinline__ void load_again8(const float* in, const float*, float*, int64_t first, int64_t count,
+                                float (&out)[8]) {
+  load8<is_full>(in, first, count, out);
+}
+
+template <bool is_full>
+__device__ __forceinline__ void load_again8(const float* in, const float* residual, SumTile value,
+                                int64_t first, int64_t count, float (&out)[8]) {
+  if (residual == nullptr) {
+    load8<is_full>(in, first, count, out);
+  } else {
+    take8(value.at + (first - value.base), out);
+  }
 }
 
 TF_HIPS_INLINE bool is_finite(float x) { return std::fabs(x) <= 3.402823466e+38f; }
@@ -181,9 +262,14 @@ __device__ inline void complain(Report* report, int64_t row, int64_t chunk, int3
 // value = gradient + residual, for codecs whose first kernel does not form it.
 TF_HIPS_KERNEL add_all(const float* gradient, const float* residual, float* value, int64_t n) {
   const int64_t base = static_cast<int64_t>(blockIdx.x) * kTile;
+  const bool is_full_tile = base + kTile <= n && are_aligned(gradient, residual, value);
   TF_HIPS_PHASE(t) {
     float sum[8];
-    load_sum8(gradient, residual, value, base + 8 * t, n, sum);
+    if (is_full_tile) {
+      load_sum8<true>(gradient, residual, value, base + 8 * t, n, sum);
+    } else {
+      load_sum8<false>(gradient, residual, value, base + 8 * t, n, sum);
+    }
   }
 }
 

@@ -116,6 +116,11 @@ TF_HIPS_INLINE int64_t scaled_noise(int64_t low, int64_t high, uint32_t noise, i
   return int_add(low, int_shr(int_mul(int_sub(high, low), static_cast<int64_t>(noise)), bits));
 }
 
+// random_int(low, low + span, noise) for a span of at most 2^16.
+TF_HIPS_INLINE int32_t random_int32(int32_t low, uint32_t span, uint16_t noise) {
+  return low + static_cast<int32_t>(span * noise >> 16);
+}
+
 TF_HIPS_INLINE int64_t random_int(int64_t low, int64_t high, uint16_t noise) {
   return scaled_noise(low, high, noise, 16);
 }

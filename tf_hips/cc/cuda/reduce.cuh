@@ -76,8 +76,9 @@ __device__ inline void stage8(const float (&values)[8], int t, float* tile) {
 
 // Lane `lane` of `rows` times 16 values.
 template <typename Reducer>
-__device__ float fold_lane(const float* values, int rows, int lane) {
+TF_HIPS_INLINE float fold_lane(const float* values, int rows, int lane) {
   float value = values[lane];
+  TF_HIPS_UNROLL
   for (int row = 1; row < rows; ++row) value = Reducer::fold(value, values[kLanes * row + lane]);
   return value;
 }
@@ -114,17 +115,35 @@ __device__ int64_t join_shares(const int64_t* lanes) {
   return value;
 }
 
-// Combines `tiles` values at `from`, with room for half as many at `to`. In phases. Its callers say
-// which memory that is: a pointer to either would be slower to read from.
+// Combines `count` values, one to eight, pairwise: three levels of the tree.
+template <typename Reducer>
+TF_HIPS_INLINE float fold_few(const float* values, int count) {
+  float value[8];
+  TF_HIPS_UNROLL
+  for (int k = 0; k < 8; ++k) value[k] = k < count ? values[k] : 0.0f;
+  TF_HIPS_UNROLL
+  for (int width = 4; width > 0; width /= 2) {
+    TF_HIPS_UNROLL
+    for (int k = 0; k < 4; ++k) {
+      if (k >= width) break;
+      value[k] =
+          2 * k + 1 < count ? Reducer::fold(value[2 * k], value[2 * k + 1]) : value[2 * k];
+    }
+    count = (count + 1) / 2;
+  }
+  return value[0];
+}
+
+// Combines `tiles` values at `from`, with room for half as many at `to`. In phases, of three levels
+// each. Its callers say which memory that is: a pointer to either would be slower to read from.
 template <typename Reducer>
 __device__ __forceinline__ void finish_levels(float* from, float* to, int64_t tiles, float init,
                                               float* result) {
-  for (int64_t count = tiles; count > 1; count = (count + 1) / 2) {
+  for (int64_t count = tiles; count > 1; count = (count + 7) / 8) {
     TF_HIPS_PHASE(t) {
-      for (int64_t k = t; k < count / 2; k += kThreads) {
-        to[k] = Reducer::fold(from[2 * k], from[2 * k + 1]);
+      for (int64_t k = t; 8 * k < count; k += kThreads) {
+        to[k] = fold_few<Reducer>(from + 8 * k, static_cast<int>(least(8, count - 8 * k)));
       }
-      if (t == 0 && count % 2 == 1) to[count / 2] = from[count - 1];
     }
     float* const last = from;
     from = to;
@@ -207,6 +226,39 @@ __device__ void reduce_int_blocks(const int64_t* tile, int count, int block, int
       }
       out[k] = value;
     }
+  }
+}
+
+// The largest of a thread's eight elements, none of which is NaN or -0.
+TF_HIPS_INLINE float largest_of(const float (&values)[8]) {
+  float largest = values[0];
+  TF_HIPS_UNROLL
+  for (int u = 1; u < 8; ++u) largest = Max::fold(largest, values[u]);
+  return largest;
+}
+
+// As reduce_blocks, of what the threads of a tile have found: for what any order brings out alike.
+template <typename Reducer>
+__device__ void reduce_threads(const float* found, int count, int block, float init, float* out) {
+  const int blocks = static_cast<int>(block_number(count + block - 1, block));
+  TF_HIPS_PHASE(t) {
+    for (int k = t; k < blocks; k += kThreads) {
+      const float2* const pairs = reinterpret_cast<const float2*>(found + k * (block / kEach));
+      float value = init;
+      for (int j = 0; j < block / kEach / 2; ++j) {
+        value = Reducer::fold(value, Reducer::fold(pairs[j].x, pairs[j].y));
+      }
+      out[k] = value;
+    }
+  }
+}
+
+// What the blocks of a tile have, to where later kernels find it. In phases.
+template <typename T>
+__device__ void keep_blocks(const T* values, int count, int block, T* to) {
+  const int blocks = static_cast<int>(block_number(count + block - 1, block));
+  TF_HIPS_PHASE(t) {
+    for (int k = t; k < blocks; k += kThreads) to[k] = values[k];
   }
 }
 

@@ -24,12 +24,13 @@ struct Tensor {
   Layout full, last;  // of every chunk but the last, and of that
   int64_t n, chunks, stride, total;
   uint32_t hash;
+  int32_t last_chunk, last_elements;
 
-  TF_HIPS_INLINE int64_t elements(int64_t chunk) const {
-    return least(kChunkElements, n - chunk * kChunkElements);
+  TF_HIPS_INLINE int64_t elements(int32_t chunk) const {
+    return chunk == last_chunk ? last_elements : static_cast<int32_t>(kChunkElements);
   }
-  TF_HIPS_INLINE const Layout& layout(int64_t chunk) const {
-    return chunk == chunks - 1 ? last : full;
+  TF_HIPS_INLINE const Layout& layout(int32_t chunk) const {
+    return chunk == last_chunk ? last : full;
   }
 };
 
@@ -67,9 +68,11 @@ inline int32_t lay_out(int64_t n, uint32_t hash, const MakeLayout& make_layout,
   tensor->n = n;
   tensor->hash = hash;
   tensor->chunks = n <= kChunkElements ? 1 : (n - 1) / kChunkElements + 1;
+  tensor->last_chunk = static_cast<int32_t>(tensor->chunks - 1);
+  tensor->last_elements = static_cast<int32_t>(n - tensor->last_chunk * kChunkElements);
   int32_t status = make_layout(least(n, kChunkElements), &tensor->full);
   if (status != TF_HIPS_OK) return status;
-  status = make_layout(tensor->elements(tensor->chunks - 1), &tensor->last);
+  status = make_layout(tensor->last_elements, &tensor->last);
   if (status != TF_HIPS_OK) return status;
   tensor->stride = kPrefixBytes + tensor->full.bytes;
   tensor->total = (tensor->chunks - 1) * tensor->stride + kPrefixBytes + tensor->last.bytes;
