@@ -206,6 +206,12 @@ def _constant(expr: nodes.Expr) -> float | None:
             return None
 
 
+def _is_unit(expr: nodes.Random) -> bool:
+    """Whether it is a float from 0 to 1, which needs no sum: 0 is added to no -0."""
+    ends = expr.low, expr.high
+    return expr.type == FLOAT and [_constant(end) for end in ends] == [0, 1]
+
+
 def int_literal(value: int) -> str:
     """An Int as C++."""
     if value == -(2**63):
@@ -228,6 +234,8 @@ class Expressions:
         zero: name of a float 0 that the compiler does not know; empty: it may know. nvcc takes
             `x < 0.0f ? x : 0.0f` for its min.f32 and `x > -0.0f ? x : -0.0f` for its max.f32, to
             which -0 is less than 0. With another constant they are what is meant.
+        is_nonzero: whether a float is known to be neither a zero nor NaN: as the second argument of
+            a minimum or maximum that makes one instruction of it.
     """
 
     names: Names
@@ -238,6 +246,7 @@ class Expressions:
     ranges: Ranges | None = None
     narrow: Narrow | None = None
     zero: str = ""
+    is_nonzero: Callable[[nodes.Expr], bool] = lambda expr: False
 
     def type(self, kind: Type) -> str:
         """The C++ type of a scalar."""
@@ -297,6 +306,8 @@ class Expressions:
                 return self.access.index(var, expr.index, self), _ATOM
             case nodes.Random():
                 noise = self.access.noise(expr, self)
+                if self.zero and _is_unit(expr):
+                    return f"random_unit({noise})", _ATOM
                 function = "random_int" if expr.type == INT else "random_float"
                 function = function if expr.bits == 16 else f"wide_{function}"
                 return f"{function}({self(expr.low)}, {self(expr.high)}, {noise})", _ATOM
@@ -353,6 +364,8 @@ class Expressions:
     def _math(self, expr: nodes.Math) -> str:
         if expr.function in ("min", "max"):
             bounds = ", ".join(map(self._bounding, expr.arguments))
+            if expr.type == FLOAT and self.is_nonzero(expr.arguments[1]):
+                return f"bounded_{expr.function}({bounds})"
             return f"{expr.function}imum<{self.type(expr.type)}>({bounds})"
         arguments = ", ".join(map(self, expr.arguments))
         if expr.function == "abs" and expr.type == INT:

@@ -179,6 +179,7 @@ class _Emitter:
         lines.add("Params params;", "Tensor<Layout> tensor;")
         if function.side.is_decode:
             lines.add("Rows rows;", "float* out;", "int32_t mode;", "Report* report;")
+            lines.add("bool is_just_checked;  // by the kernel before, which may not have ended")
         else:
             lines.add(
                 "TfHipsKey key;",

@@ -21,6 +21,7 @@ _CALLED = {
     r"finish_floats<\w+>": 6144,
     r"finish_ints<\w+>": 1152,
     r"reduce_blocks<\w+>": 4096,
+    "put8<is_full>": 4096,
     "sum_threads": 128,
     "scan_tiles": 2048,
     r"sort_keys<\w+>": 16384,

@@ -62,7 +62,7 @@ class Blocks:
         behind = f"{name}::neutral()"
         stage = f"stage8({values}, t, {tile});"
         if is_of_sizes:
-            stage = f"{tile}[t] = largest_of({values});"
+            stage = f"{tile}[t] = largest_near({values}, {block} / kEach);"
         elif not is_float:
             stage = f"for (int u = 0; u < kEach; ++u) {tile}[kEach * t + u] = {values}[u];"
         gradient = kernels.sum_lines([part])

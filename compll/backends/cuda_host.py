@@ -260,17 +260,31 @@ class Host:
                 "return;",
             )
             lines.close()
+        lines.add(
+            "const bool is_few = !is_own && num <= kMaxRows && call.tensor.chunks * num <= kThreads;"
+        )
+        lines.open("if (is_few) {")
+        lines.add(
+            "take(0, kMaxRows);",
+            "TF_HIPS_FOLLOW(check_few_grid, 1, kThreads, stream, call);",
+        )
+        lines.turn("} else {")
         lines.add("cudaMemsetAsync(call.report, 0xFF, sizeof(Report), stream);")
-        lines.open("for (int32_t first = 0; first < num && !is_own; first += kMaxRows) {")
+        lines.close()
+        lines.open("for (int32_t first = 0; first < num && !is_own && !is_few; first += kMaxRows) {")
         lines.add(
             "take(first, kMaxRows);",
             "const int64_t pairs = call.tensor.chunks * call.rows.num;",
             "const int64_t groups = (pairs + kThreads - 1) / kThreads;",
-            "TF_HIPS_LAUNCH(check_packets_grid, groups, kThreads, stream, call);",
+            "TF_HIPS_FOLLOW(check_packets_grid, groups, kThreads, stream, call);",
         )
         lines.close()
         lines.open(f"for (int32_t first = 0; first < num; first += {step}) {{")
-        lines.add(f"take(first, {step});", "run_decode(call, stream);")
+        lines.add(
+            f"take(first, {step});",
+            "call.is_just_checked = is_few && first == 0;",
+            "run_decode(call, stream);",
+        )
         lines.close()
         lines.close()
         lines.add("", *head[:-1])
@@ -332,6 +346,15 @@ class Host:
         for _ in range(3):
             lines.close()
         lines.add(*grid_of("check_packets", "DecodeCall"))
+        lines.add("// All packets by one block of threads, which makes the report, too.")
+        lines.open("TF_HIPS_KERNEL check_few_grid(const DecodeCall call) {")
+        lines.add("follow();")
+        lines.open("TF_HIPS_PHASE(t) {")
+        lines.add("if (t == 0) *call.report = TF_HIPS_CUDA_FINE;")
+        lines.close()
+        lines.add("check_packets(call, 0);")
+        lines.close()
+        lines.add("")
 
     def _encode_entry(self, function: Function | None, decode: Function | None) -> None:
         lines = self._lines
@@ -398,7 +421,7 @@ class Host:
         if not function.kernels.takes_sum:
             lines.open("if (residual != nullptr) {")
             lines.add(
-                "TF_HIPS_LAUNCH(add_all, num_tiles(n), kThreads, stream, gradient, residual,",
+                "TF_HIPS_FOLLOW(add_all, num_tiles(n), kThreads, stream, gradient, residual,",
                 "               new_residual, n);",
             )
             lines.close()

@@ -53,26 +53,34 @@ _SUM = Gradient(
 _AGAIN = Gradient("load_again8<is_full>(in, residual, value", ("in",))
 
 
-def grid_of(name: str, call: str) -> list[str]:
+def grid_of(name: str, call: str, *, opening: str = "follow();") -> list[str]:
     """The kernel that does a function of blocks of threads by as many of them as are launched."""
-    return [f"TF_HIPS_KERNEL {name}_grid(const {call} call) {{ {name}(call, blockIdx.x); }}", ""]
+    return [
+        f"TF_HIPS_KERNEL {name}_grid(const {call} call) {{",
+        f"  {opening}",
+        f"  {name}(call, blockIdx.x);",
+        "}",
+        "",
+    ]
 
 
 def _grids_of(name: str) -> list[str]:
     """Two of one that may leave a residual: a call without one has no registers for it."""
     return [
         f"TF_HIPS_KERNEL {name}_grid(const EncodeCall call) {{",
+        "  follow();",
         f"  {name}<false>(call, blockIdx.x);",
         "}",
         f"TF_HIPS_KERNEL {name}_rest_grid(const EncodeCall call) {{",
+        "  follow();",
         f"  {name}<true>(call, blockIdx.x);",
         "}",
         f"inline void launch_{name}(const EncodeCall& call, int64_t blocks,",
         f"{' ' * len(f'inline void launch_{name}(')}cudaStream_t stream) {{",
         "  if (call.residual != nullptr) {",
-        f"    TF_HIPS_LAUNCH({name}_rest_grid, blocks, kThreads, stream, call);",
+        f"    TF_HIPS_FOLLOW({name}_rest_grid, blocks, kThreads, stream, call);",
         "  } else {",
-        f"    TF_HIPS_LAUNCH({name}_grid, blocks, kThreads, stream, call);",
+        f"    TF_HIPS_FOLLOW({name}_grid, blocks, kThreads, stream, call);",
         "  }",
         "}",
         "",
@@ -132,6 +140,7 @@ class Kernels:
     _is_own: bool = False
     _may_sum: bool = False
     _has_sum: bool = False
+    _waits_late: bool = False
     _sum: Lines = field(default_factory=Lines)
     _number: int = 0
 
@@ -225,7 +234,7 @@ class Kernels:
         header = [] if self._had_header else [value for _, value in self.header]
         self._is_own = reads_own(self.side, parts, [*besides, *header])
         self._may_sum = self._is_own and not self.side.has_read
-        self._leaves = self._has_sum = False
+        self._leaves = self._has_sum = self._waits_late = False
         self._template = self.lines.later()
         self.lines.open(f"TF_HIPS_BLOCK {name}(const {self.call}& call, uint32_t block_index) {{")
         if self.side.is_decode and not is_check:
@@ -263,7 +272,7 @@ class Kernels:
         self._blocks = blocks
         self.launches.append(
             Launch(
-                f"TF_HIPS_LAUNCH({name}_grid, {blocks}, kThreads, stream, call);",
+                f"TF_HIPS_FOLLOW({name}_grid, {blocks}, kThreads, stream, call);",
                 f"for (uint32_t k = 0; k < {blocks}; ++k) {name}(call, k);",
             )
         )
@@ -286,7 +295,8 @@ class Kernels:
         if self._has_sum:
             self._declare_sum()
         if not self._leaves:
-            self.lines.add(*grid_of(self._kernel, self.call))
+            opening = "if (!call.is_just_checked) follow();" if self._waits_late else "follow();"
+            self.lines.add(*grid_of(self._kernel, self.call, opening=opening))
             return
         name, blocks = self._kernel, self._blocks
         self._template.add("template <bool leaves_rest>")
@@ -607,7 +617,6 @@ class Kernels:
         add("template <bool is_rest>")
         self.lines.open(f"TF_HIPS_BLOCK {ROWS}(const DecodeCall& call, const Spot& spot,")
         add("    [[maybe_unused]] const float* sums) {")
-        add("[[maybe_unused]] const Report report = is_rest ? TF_HIPS_CUDA_FINE : *call.report;")
         add(*_HEAD)
         self._decode_head()
         self._say_full(self.lines, "n", ["out"])
@@ -638,12 +647,13 @@ class Kernels:
         self.lines.close()
         self.lines.close()
         # Only here: to wait for the report before anything is read would cost as much again.
-        add("if (is_rest || report == TF_HIPS_CUDA_FINE) put8<is_full>(sum, first, n, out);")
+        add("if (is_rest || is_fine(call)) put8<is_full>(sum, first, n, out);")
         self._close_eight()
         self.lines.close()
         self.lines.close()
         add("")
         self.begin("rows", self.loop(step.size), is_check=True)
+        self._waits_late = True
         self.lines.open("if (call.mode == TF_HIPS_RESIDUAL) {")
         add(f"{ROWS}<true>(call, spot, nullptr);")
         self.lines.turn("} else {")

@@ -64,7 +64,7 @@ def reduce_item(
         tile, values = names.fresh(f"{var.name}_tile"), names.fresh(f"{var.name}_values")
         scope.lines.add(f"TF_HIPS_SHARED float {tile}[kTile];")
         scope.lines.add(f"TF_HIPS_SHARED float {lanes}[kLanes];")
-        fold = f"fold_lane<{name}>({tile}, kTile / kLanes, t % kLanes)"
+        fold = f"fold_lane<{name}>({tile}, 0, kTile / kLanes, t % kLanes)"
         second.append(f"if ({lane}) {lanes}[t % kLanes] = {fold};")
         third.append(f"if (t == {32 * warp}) {part} = join_lanes<{name}>({lanes});")
         return Item(

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from compll.backends.c_common import Expressions, Lines, Names, param_names
+from compll.backends.float_ranges import is_nonzero, never_above_top
 from compll.backends.narrow import Narrow, Ranges
 from compll.ir import nodes
 from compll.ir.blocks import block_of
@@ -212,6 +213,8 @@ class Scope:
         ranges, params = Ranges(side.program.params), side.program.params
         self.c = Expressions(self.names, self, params, ranges=ranges, zero=_ZERO)
         # In loops a number has 32 bits where that is enough: each operation of 64 is two or more.
+        self._ranges = ranges
+        self.c.is_nonzero = lambda expr: is_nonzero(expr, ranges)
         self._narrow = Narrow(ranges, self.c, lambda expr: self.noise(expr, self.c))
         self.widths: dict[UInt, str] = {}
         self.vectors: dict[nodes.Var, Vector] = {}
@@ -447,9 +450,19 @@ class Scope:
         self.c.narrow = self._narrow
         try:
             lines += [self.c.let(let) for let in part.lets]
-            return lines, self.c(value)
+            return lines, self._value(part, value)
         finally:
             self.c.narrow = None
+
+    def _value(self, part: nodes.Elementwise, value: nodes.Expr) -> str:
+        """C++ for what a part computes; of a code that no float can be too large for, plainly."""
+        match value:
+            case nodes.Convert(type=UInt() as kind, operand=operand) if (
+                operand.type == FLOAT and never_above_top(part, value, self._ranges)
+            ):
+                return f"static_cast<{self.c.type(kind)}>(whole_part({self.c(operand)}))"
+            case _:
+                return self.c(value)
 
 
 def neutral(reducer: str, kind: Type) -> str:

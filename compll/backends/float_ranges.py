@@ -47,6 +47,12 @@ def never_above_top(part: nodes.Elementwise, value: nodes.Convert, ranges: Range
     return True
 
 
+def is_nonzero(expr: nodes.Expr, ranges: Ranges) -> bool:
+    """Whether a float that no lets of a loop are needed for is known to be no zero, and not NaN."""
+    found = _found(expr, {}, ranges)
+    return not found.has_nan and (found.low > 0 or found.high < 0)
+
+
 def float_range(part: nodes.Elementwise, expr: nodes.Expr, ranges: Ranges) -> FloatRange:
     """That of a float that a part computes for each element."""
     lets: dict[nodes.Var, FloatRange] = {}

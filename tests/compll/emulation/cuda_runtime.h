@@ -23,9 +23,6 @@
 struct Dim {
   unsigned x = 0;
 };
-struct alignas(8) float2 {
-  float x, y;
-};
 struct alignas(16) float4 {
   float x, y, z, w;
 };
@@ -71,6 +68,8 @@ void trace_kernel(const char* name);
       kernel(__VA_ARGS__);                                        \
     }                                                             \
   } while (false)
+
+#define TF_HIPS_FOLLOW TF_HIPS_LAUNCH
 
 typedef void* cudaStream_t;
 typedef int cudaError_t;

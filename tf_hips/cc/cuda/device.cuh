@@ -36,6 +36,9 @@
 #define TF_HIPS_UNROLL _Pragma("unroll")
 #define TF_HIPS_LAUNCH(kernel, blocks, threads, stream, ...) \
   kernel<<<static_cast<unsigned>(blocks), threads, 0, stream>>>(__VA_ARGS__)
+// Of a kernel that calls follow(): its blocks may be there before the kernel before it has ended.
+#define TF_HIPS_FOLLOW(kernel, blocks, threads, stream, ...)                                   \
+  ::tf_hips::cuda::launch_early(kernel, static_cast<unsigned>(blocks), threads, stream, __VA_ARGS__)
 #endif
 
 #ifndef TF_HIPS_MAY_BE_ALONE
@@ -242,6 +245,33 @@ __device__ __forceinline__ void load_again8(const float* in, const float* residu
 
 TF_HIPS_INLINE bool is_finite(float x) { return std::fabs(x) <= 3.402823466e+38f; }
 
+// minimum and maximum of convert.h where `b` is neither a zero nor NaN: as the machine has them.
+TF_HIPS_INLINE float bounded_min(float a, float b) {
+#ifdef __CUDA_ARCH__
+  return fminf(a, b);
+#else
+  return a < b ? a : b;
+#endif
+}
+
+TF_HIPS_INLINE float bounded_max(float a, float b) {
+#ifdef __CUDA_ARCH__
+  return fmaxf(a, b);
+#else
+  return a > b ? a : b;
+#endif
+}
+
+// The code of a float that is below the first number that is too large for one; 0 of NaN, and of
+// what is less.
+TF_HIPS_INLINE uint32_t whole_part(float x) {
+#ifdef __CUDA_ARCH__
+  return __float2uint_rz(x);
+#else
+  return x > 0.0f ? static_cast<uint32_t>(x) : 0;
+#endif
+}
+
 // What decoding leaves of a value that is to be taken away.
 TF_HIPS_INLINE float taken(float out, float value) {
   const float rest = out - value;
@@ -259,8 +289,25 @@ __device__ inline void complain(Report* report, int64_t row, int64_t chunk, int3
   atomicMin(report, static_cast<Report>(row << 40 | chunk << 8 | status));
 }
 
+// Waits until all that the stream had before this kernel is done, if the kernel was launched early,
+// and lets the next one be. All threads must call it before they touch what others have written.
+__device__ __forceinline__ void follow() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Whether all packets of a decode are in order. All threads must call it.
+template <typename Call>
+__device__ __forceinline__ bool is_fine(const Call& call) {
+  if (call.is_just_checked) follow();
+  return *call.report == TF_HIPS_CUDA_FINE;
+}
+
 // value = gradient + residual, for codecs whose first kernel does not form it.
 TF_HIPS_KERNEL add_all(const float* gradient, const float* residual, float* value, int64_t n) {
+  follow();
   const int64_t base = static_cast<int64_t>(blockIdx.x) * kTile;
   const bool is_full_tile = base + kTile <= n && are_aligned(gradient, residual, value);
   TF_HIPS_PHASE(t) {
@@ -272,6 +319,38 @@ TF_HIPS_KERNEL add_all(const float* gradient, const float* residual, float* valu
     }
   }
 }
+
+#ifdef __CUDACC__
+// Whether this thread's GPU can begin a kernel before the one before it has ended.
+inline bool begins_early() {
+  static thread_local int known = -1, major = 0;
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return false;
+  if (device != known) {
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    known = device;
+  }
+  return major >= 9;
+}
+
+// Launches a kernel that calls follow(). Between two kernels of a call a GPU would idle for 1 to 2
+// microseconds.
+template <typename... Parameters, typename... Arguments>
+void launch_early(void (*kernel)(Parameters...), unsigned blocks, unsigned threads,
+                  cudaStream_t stream, const Arguments&... arguments) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(threads);
+  config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = begins_early() ? 1 : 0;
+  // launched() says what is wrong.
+  static_cast<void>(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
+}
+#endif
 
 // What CUDA said when `launched` last failed in this thread.
 inline const char*& last_error() {

@@ -107,8 +107,13 @@ TF_HIPS_INLINE void wide_noise8(const TfHipsKey& key, uint32_t site, int64_t fir
   }
 }
 
+// random_float(0, 1, noise).
+TF_HIPS_INLINE float random_unit(uint16_t noise) {
+  return static_cast<float>(static_cast<int32_t>(noise)) * 0x1p-16f;
+}
+
 TF_HIPS_INLINE float random_float(float low, float high, uint16_t noise) {
-  return low + (high - low) * (static_cast<float>(static_cast<int32_t>(noise)) * 0x1p-16f);
+  return low + (high - low) * random_unit(noise);
 }
 
 // low + (noise * (high - low) >> bits), wrapping.

@@ -68,18 +68,24 @@ struct IntOr {
   static TF_HIPS_INLINE int64_t join(int64_t a, int64_t b) { return fold(a, b); }
 };
 
+// Four neighbours each: in two of four rows of 16 neighbours have changed places, so that threads
+// that write at once use different banks.
+TF_HIPS_INLINE int place_of_four(int number) { return number ^ (number >> 3 & 1); }
+
 // Eight values of thread t to their places in a tile.
 __device__ inline void stage8(const float (&values)[8], int t, float* tile) {
-  reinterpret_cast<float4*>(tile)[2 * t] = {values[0], values[1], values[2], values[3]};
-  reinterpret_cast<float4*>(tile)[2 * t + 1] = {values[4], values[5], values[6], values[7]};
+  float4* const fours = reinterpret_cast<float4*>(tile);
+  fours[place_of_four(2 * t)] = {values[0], values[1], values[2], values[3]};
+  fours[place_of_four(2 * t + 1)] = {values[4], values[5], values[6], values[7]};
 }
 
-// Lane `lane` of `rows` times 16 values.
+// Lane `lane` of `rows` times 16 values of a tile, from row `first` on.
 template <typename Reducer>
-TF_HIPS_INLINE float fold_lane(const float* values, int rows, int lane) {
-  float value = values[lane];
+TF_HIPS_INLINE float fold_lane(const float* tile, int first, int rows, int lane) {
+  const auto at = [&](int row) { return kLanes * row + (lane ^ (row >> 1 & 1) << 2); };
+  float value = tile[at(first)];
   TF_HIPS_UNROLL
-  for (int row = 1; row < rows; ++row) value = Reducer::fold(value, values[kLanes * row + lane]);
+  for (int row = 1; row < rows; ++row) value = Reducer::fold(value, tile[at(first + row)]);
   return value;
 }
 
@@ -204,8 +210,8 @@ __device__ void reduce_blocks(const float* tile, int count, int block, float ini
   const int blocks = static_cast<int>(block_number(count + block - 1, block));
   TF_HIPS_PHASE(t) {
     for (int k = t; k < blocks * kLanes; k += kThreads) {
-      const float* values = tile + k / kLanes * block;
-      lanes[k] = fold_lane<Reducer>(values, block / kLanes, k % kLanes);
+      const int rows = block / kLanes;
+      lanes[k] = fold_lane<Reducer>(tile, k / kLanes * rows, rows, k % kLanes);
     }
   }
   TF_HIPS_PHASE(t) {
@@ -229,24 +235,37 @@ __device__ void reduce_int_blocks(const int64_t* tile, int count, int block, int
   }
 }
 
-// The largest of a thread's eight elements, none of which is NaN or -0.
-TF_HIPS_INLINE float largest_of(const float (&values)[8]) {
+// Threads of which one knows what all of them have found: of a warp, or each for itself.
+#ifdef __CUDA_ARCH__
+constexpr int kNear = 32;
+#else
+constexpr int kNear = 1;
+#endif
+
+// The largest of the elements of `threads` threads, a power of two, of which this is one, or of the
+// next kNear of them. None is NaN or -0. All threads of a block must call it.
+TF_HIPS_INLINE float largest_near(const float (&values)[8], [[maybe_unused]] int threads) {
   float largest = values[0];
   TF_HIPS_UNROLL
   for (int u = 1; u < 8; ++u) largest = Max::fold(largest, values[u]);
+#ifdef __CUDA_ARCH__
+  TF_HIPS_UNROLL
+  for (int apart = 1; apart < kNear; apart *= 2) {
+    if (apart < threads) largest = Max::fold(largest, __shfl_xor_sync(~0u, largest, apart));
+  }
+#endif
   return largest;
 }
 
-// As reduce_blocks, of what the threads of a tile have found: for what any order brings out alike.
+// As reduce_blocks, of what the threads of a tile have found.
 template <typename Reducer>
 __device__ void reduce_threads(const float* found, int count, int block, float init, float* out) {
   const int blocks = static_cast<int>(block_number(count + block - 1, block));
   TF_HIPS_PHASE(t) {
     for (int k = t; k < blocks; k += kThreads) {
-      const float2* const pairs = reinterpret_cast<const float2*>(found + k * (block / kEach));
       float value = init;
-      for (int j = 0; j < block / kEach / 2; ++j) {
-        value = Reducer::fold(value, Reducer::fold(pairs[j].x, pairs[j].y));
+      for (int j = 0; j < block / kEach; j += kNear) {
+        value = Reducer::fold(value, found[k * (block / kEach) + j]);
       }
       out[k] = value;
     }

@@ -83,6 +83,11 @@ TF_HIPS_INLINE float hidden(float x) {
 
 // `top`: the largest code, 2^bits - 1, for bits <= 16. `zero`: 0, which may be hidden.
 TF_HIPS_INLINE int32_t float_to_code(float x, float top, float zero = 0.0f) {
+#ifdef __CUDA_ARCH__
+  // Which makes 0 of NaN and of what is less.
+  const uint32_t code = __float2uint_rz(x), most = static_cast<uint32_t>(top);
+  return static_cast<int32_t>(code < most ? code : most);
+#endif
   const float above = x > zero ? x : zero;
   const float inside = above < top ? above : top;
   return static_cast<int32_t>(inside);
