@@ -6,7 +6,7 @@
               read, finds that by counting digits
     top_k     keys; three times: count a digit, pick it; then as a filter; a block of threads does
               a small one alone
-    scatter   places; checked; zeros; values to their places
+    scatter   places, checked; zeros; values to their places
 
 Nothing is written to the gradient of a decode before all places of all its chunks are checked.
 """
@@ -58,18 +58,9 @@ class Selections:
         self._scatter(value, "out", is_out=True)
         kernels = self.kernels
         kernels.begin("finite", kernels.loop(value.size))
-        self._each_of("n", "if (!is_finite(out[k])) out[k] = 0.0f;")
+        self.lines.add("TF_HIPS_PHASE(t) { make_finite(t, spot.base, n, out); }")
         kernels.end()
         kernels.launches[-1] = kernels.launches[-1].only_if("call.mode == TF_HIPS_RESIDUAL")
-
-    def _each_of(self, count: str, statement: str) -> None:
-        """A phase over the elements `k` of a tile."""
-        self.lines.open("TF_HIPS_PHASE(t) {")
-        end = f"least(spot.base + kTile, {count})"
-        self.lines.open(f"for (int64_t k = spot.base + t; k < {end}; k += kThreads) {{")
-        self.lines.add(statement)
-        self.lines.close()
-        self.lines.close()
 
     def _whole(self, scope: Scope, part: nodes.Elementwise) -> str:
         """A variable for the length of a loop."""
@@ -355,58 +346,18 @@ class Selections:
 
     def _scatter(self, value: nodes.Scatter, target: str, *, is_out: bool = False) -> None:
         kernels, add = self.kernels, self.lines.add
-        indices, values = part_of(value.indices), part_of(value.values)
-        useds = [] if value.used is None else [value.used]
-        loop, whole = kernels.loop(indices.size), kernels.loop(value.size)
-        places = kernels.array("int64_t", "places", f"kTile * call.tiles[{loop}]")
+        values, whole = part_of(value.values), kernels.loop(value.size)
+        # A chunk of the gradient has no more than 32 bits count.
+        place = "int32_t" if is_out else "int64_t"
+        loop = kernels.loop(part_of(value.indices).size)
+        places = kernels.array(place, "places", f"kTile * call.tiles[{loop}]")
         placed = kernels.array("Placed", "placed", "1")
         place_at = f"call.{places} + spot.chunk * call.{places}_room"
-
-        kernels.begin("places", loop, is_check=True)
-        scope = kernels.scope()
-        scope.unpack([indices, indices.size, values.size, value.size, *useds])
-        elements, most = self._whole(scope, indices), scope.names.fresh("most")
-        used = scope.names.fresh("used")
-        add(f"const int64_t {most} = least({elements}, {scope.c(values.size)});")
-        add(f"const int64_t {used} = {scope.c(value.used) if value.used is not None else most};")
-        at = f"({place_at})[first + u]"
-        item = Item(indices, INT, [], lambda text: f"if (is_inside) {at} = {text};", [])
-        kernels.each(scope, indices.size, HERE, elements, [item])
-        self.lines.open("TF_HIPS_PHASE(t) {")
-        self.lines.open("if (t == 0 && spot.base == 0) {")
-        is_bad = f"{used} < 0 || {used} > {most}"
-        complaint = "complain(call.report, call.rows.first, spot.chunk, " + (
-            "TF_HIPS_BODY_CONTRADICTS_PARAMS);"
-        )
-        add(
-            f"call.{placed}[spot.chunk] = {{{is_bad} ? 0 : {used}, {scope.c(value.size)}}};",
-            f"if ({is_bad}) {complaint}",
-        )
-        for _ in range(3):
-            self.lines.close()
-        kernels.end()
-
-        kernels.begin("check", loop, is_check=True)
-        kernels.lines.open("{")
-        add(
-            f"const Placed placed_here = call.{placed}[spot.chunk];",
-            f"const int64_t* const places_here = {place_at};",
-        )
-        self.lines.open("TF_HIPS_PHASE(t) {")
-        end = "least(spot.base + kTile, placed_here.used)"
-        self.lines.open(f"for (int64_t k = spot.base + t; k < {end}; k += kThreads) {{")
-        add(
-            "const int64_t before = k == 0 ? -1 : places_here[k - 1];",
-            "if (places_here[k] <= before || places_here[k] >= placed_here.whole) {",
-            f"  {complaint}",
-            "}",
-        )
-        for _ in range(3):
-            self.lines.close()
-        kernels.end()
+        self._places(value, loop, (place, place_at, placed))
 
         kernels.begin("clear", whole)
-        self._each_of(f"call.{placed}[spot.chunk].whole", f"{target}[k] = 0.0f;")
+        size = f"call.{placed}[spot.chunk].whole"
+        add(f"TF_HIPS_PHASE(t) {{ clear_tile(t, spot.base, {size}, {target}); }}")
         kernels.end()
         if is_out:
             kernels.launches[-1] = kernels.launches[-1].only_if("call.mode == TF_HIPS_SET")
@@ -414,17 +365,83 @@ class Selections:
         kernels.begin("scatter", kernels.loop(values.size))
         scope = kernels.scope()
         scope.unpack([values, values.size])
-        elements, number = f"call.{placed}[spot.chunk].used", scope.names.fresh("place")
-        at = f"{target}[{number}]"
-        is_taken = "call.mode == TF_HIPS_RESIDUAL" if is_out else "false"
+        used, made = f"call.{placed}[spot.chunk].used", scope.names.fresh("values_here")
+        mode = "call.mode" if is_out else "TF_HIPS_SET"
+        item = Item(
+            values,
+            FLOAT,
+            [f"float {made}[kEach];"],
+            lambda text: f"{made}[u] = {text};",
+            [f"scatter8({made}, {place_at} + first, {used} - first, {mode}, {target});"],
+        )
+        kernels.each(scope, values.size, HERE, used, [item])
+        self.lines.close()
+        kernels.end()
 
-        def put(text: str) -> str:
-            return (
-                f"if (is_inside) {{ const float value_here = {text}; "
-                f"const int64_t {number} = ({place_at})[first + u]; "
-                f"{at} = {is_taken} ? {at} - (0.0f + value_here) : {at} + value_here; }}"
-            )
+    def _places(self, value: nodes.Scatter, loop: int, names: tuple[str, str, str]) -> None:
+        """A kernel that leaves the places of a scatter, and checks them.
 
-        kernels.each(scope, values.size, HERE, elements, [Item(values, FLOAT, [], put, [])])
+        `names`: the type of a place, where they go, and the member that says how many there are.
+        """
+        kernels, add = self.kernels, self.lines.add
+        place, place_at, placed = names
+        indices, values = part_of(value.indices), part_of(value.values)
+        useds = [] if value.used is None else [value.used]
+        kernels.begin("places", loop, is_check=True)
+        # Behind the place before the tile those of the tile.
+        add(f"TF_HIPS_SHARED {place} places_here[kTile + 1];")
+        scope = kernels.scope()
+        scope.unpack([indices, indices.size, value.size])
+        elements, size = self._whole(scope, indices), scope.names.fresh("size")
+        add(f"const int64_t {size} = {scope.c(value.size)};")
+        made = scope.names.fresh("made")
+        item = Item(
+            indices,
+            INT,
+            [f"{place} {made}[kEach];"],
+            lambda text: f"{made}[u] = place_of<{place}>({text}, {size});",
+            [
+                f"keep8({made}, {place_at} + first);",
+                f"for (int u = 0; u < kEach; ++u) places_here[kEach * t + u + 1] = {made}[u];",
+            ],
+        )
+        kernels.each(scope, indices.size, HERE, elements, [item])
+        self.lines.close()
+
+        scope = kernels.scope()
+        scope.unpack([indices, indices.size, values.size, value.size, *useds])
+        elements, size = self._whole(scope, indices), scope.names.fresh("size")
+        most, used = scope.names.fresh("most"), scope.names.fresh("used")
+        is_bad = f"{used} < 0 || {used} > {most}"
+        add(
+            f"const int64_t {size} = {scope.c(value.size)};",
+            f"const int64_t {most} = least({elements}, {scope.c(values.size)});",
+            f"const int64_t {used} = {most if value.used is None else scope.c(value.used)};",
+        )
+        complaint = (
+            "complain(call.report, call.rows.first, spot.chunk, TF_HIPS_BODY_CONTRADICTS_PARAMS);"
+        )
+        self.lines.open("TF_HIPS_PHASE(t) {")
+        self.lines.open("if (t == 0 && spot.base == 0) {")
+        add(
+            "places_here[0] = -1;",
+            f"call.{placed}[spot.chunk] = {{{is_bad} ? 0 : {used}, {size}}};",
+            f"if ({is_bad}) {complaint}",
+        )
+        self.lines.close()
+        self.lines.open("if (t == 0 && spot.base != 0) {")
+        statements, text = scope.element(indices, INT, "spot.base - 1")
+        add(*statements, f"places_here[0] = place_of<{place}>({text}, {size});")
+        self.lines.close()
+        self.lines.close()
+        self.lines.open("TF_HIPS_PHASE(t) {")
+        last = scope.names.fresh("last")
+        add(
+            f"const int64_t {last} = least(kTile, ({is_bad} ? 0 : {used}) - spot.base);",
+            f"for (int k = t; k < {last}; k += kThreads) {{",
+            f"  if (places_here[k + 1] <= places_here[k]) {complaint}",
+            "}",
+        )
+        self.lines.close()
         self.lines.close()
         kernels.end()

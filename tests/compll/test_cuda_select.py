@@ -6,11 +6,12 @@ import pytest
 
 import compll
 from compll.backends import cuda
-from compll.packet import CHUNK
+from compll.packet import CHUNK, PREFIX
 from compll.passes import optimise
-from tests.compll.emulation import Emulated, build
+from tests.compll.emulation import RESIDUAL, Emulated, build
 from tests.compll.support import gradients, spec
 
+CONTRADICTS = 3
 pytestmark = pytest.mark.heavy  # runs of g++ where the cache is empty
 
 PICKED = """
@@ -78,3 +79,26 @@ def test_memory_of_top_k():
     """
     kernels = Emulated(spec("topk"))
     assert kernels.codec.scratch_bytes(kernels.values, 4 * CHUNK) < 4 * CHUNK * 16.5
+
+
+def test_places_that_do_not_ascend_are_reported():
+    """Wherever in a tile, and from one tile to the next; nothing is written then."""
+    program, n = spec("topk"), 300_000
+    kernels, reference = Emulated(program), compll.Reference(program)
+    good = reference.encode(np.random.default_rng(6).normal(size=n).astype(np.float32))
+    low, high = PREFIX.size, PREFIX.size + 2 * 3000
+    for place in (1, 7, 8, 1023, 1024, 1025, 2048, 2999):
+        bad = good.copy()
+        bad[low + 2 * place : low + 2 * place + 2] = bad[low + 2 * place - 2 : low + 2 * place]
+        before = bad[high + (place - 1) // 2] >> 4 * ((place - 1) % 2) & 15
+        bad[high + place // 2] &= 0xF0 >> 4 * (place % 2)
+        bad[high + place // 2] |= before << 4 * (place % 2)
+        with pytest.raises(compll.PacketError):
+            reference.decode(bad, n)
+        values, report = kernels.decode([bad], n, mode=RESIDUAL)
+        assert report == CONTRADICTS
+        assert (values == 7).all()
+    far = good.copy()
+    far[high + 1499] |= 0xF0  # behind the end
+    _, report = kernels.decode([far], n)
+    assert report == CONTRADICTS

@@ -163,6 +163,69 @@ struct Placed {
   int64_t used, whole;
 };
 
+// A place of a vector of `whole` elements; -1, which is behind none, where it is outside.
+template <typename Place>
+TF_HIPS_INLINE Place place_of(int64_t place, int64_t whole) {
+  return place >= 0 && place < whole ? static_cast<Place>(place) : Place{-1};
+}
+
+// Eight values to their places, which all differ: those of the first `count`. All are read before
+// the first is written, or each would wait for the one before.
+template <typename Place>
+TF_HIPS_INLINE void scatter8(const float (&values)[8], const Place* places, int64_t count,
+                             int32_t mode, float* out) {
+  if (count <= 0) return;
+  Place at[8];
+  take8(places, at);
+  float there[8];
+  TF_HIPS_UNROLL
+  for (int u = 0; u < 8; ++u) {
+    there[u] = mode != TF_HIPS_SET && u < count ? out[at[u]] : 0.0f;
+  }
+  TF_HIPS_UNROLL
+  for (int u = 0; u < 8; ++u) {
+    if (u >= count) break;
+    out[at[u]] = mode == TF_HIPS_RESIDUAL ? there[u] - (0.0f + values[u]) : there[u] + values[u];
+  }
+}
+
+// Calls `four` with the first of each four neighbours that thread t has of a tile of `out`, which
+// ends at `end`, and `one` with each element where they are not all there, or not aligned. A warp's
+// fours are neighbours, too.
+template <typename Four, typename One>
+TF_HIPS_INLINE void each_four(int t, int64_t base, int64_t end, const float* out, const Four& four,
+                              const One& one) {
+  TF_HIPS_UNROLL
+  for (int part = 0; part < kTile / (4 * kThreads); ++part) {
+    const int64_t first = base + 4 * (part * kThreads + t);
+    if (first + 4 <= end && is_aligned(out + first, 16)) {
+      four(first);
+    } else {
+      for (int64_t k = first; k < least(first + 4, end); ++k) one(k);
+    }
+  }
+}
+
+TF_HIPS_INLINE void clear_tile(int t, int64_t base, int64_t end, float* out) {
+  each_four(
+      t, base, end, out,
+      [&](int64_t first) { *reinterpret_cast<float4*>(out + first) = {0.0f, 0.0f, 0.0f, 0.0f}; },
+      [&](int64_t k) { out[k] = 0.0f; });
+}
+
+// Makes 0 of what is not finite.
+TF_HIPS_INLINE void make_finite(int t, int64_t base, int64_t end, float* out) {
+  const auto one = [&](int64_t k) {
+    if (!is_finite(out[k])) out[k] = 0.0f;
+  };
+  const auto four = [&](int64_t first) {
+    const float4 here = *reinterpret_cast<const float4*>(out + first);
+    if (is_finite(here.x) && is_finite(here.y) && is_finite(here.z) && is_finite(here.w)) return;
+    for (int k = 0; k < 4; ++k) one(first + k);
+  };
+  each_four(t, base, end, out, four, one);
+}
+
 }  // namespace cuda
 }  // namespace tf_hips
 
