@@ -1,21 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Vectors that are kept between kernels: filter, sort, top_k, scatter (select.cuh, top_k.cuh).
 
-    filter    flags to a bit each, counted by tile; the counts scanned; values to their places
+    filter    what a tile keeps to its beginning; the counts scanned; then one behind another
     sort      keys; a block of threads a chunk sorts them, or, where one element is all that is
               read, finds that by counting digits
-    top_k     keys; three times: count a digit, pick it; then as a filter; a block of threads does
-              a small one alone
+    top_k     of a sample of the keys one; those of all that are not below it, counted by tile;
+              the counts scanned; digits of the k-th largest counted and picked; places written; a
+              block of threads does a small one alone
     scatter   places, checked; zeros; values to their places
 
 Nothing is written to the gradient of a decode before all places of all its chunks are checked.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 
 from compll.backends.cuda_kernels import HERE, Kernels, Launch
-from compll.backends.cuda_reads import only_index, roots_of
+from compll.backends.cuda_reads import only_index, reads_own, roots_of
 from compll.backends.cuda_reduce import Item
 from compll.backends.cuda_scope import Scope, element, most_kept, part_of, reads
 from compll.ir import nodes
@@ -80,132 +82,109 @@ class Selections:
         source, flags, kind = part_of(value.source), part_of(value.flags), element(value.type)
         limits = [] if value.limit is None else [value.limit]
         loop, room = kernels.loop(source.size), kernels.loop(most_kept(step))
-        masks = kernels.array("uint8_t", f"{name}_masks", f"kThreads * call.tiles[{loop}]")
         counts = kernels.array("int64_t", f"{name}_tiles", f"call.tiles[{loop}]")
+        placed = kernels.array("Placed", f"{name}_placed", "1")
         held = Scope(kernels.side, self.lines).c.type(kind)
+        left = kernels.array(held, f"{name}_left", f"kTile * call.tiles[{loop}]")
         member = kernels.array(held, name, f"kTile * call.tiles[{room}]")
         total = kernels.scalar(step.var, "int64_t", f"{name}_count")
-        mask_at = f"call.{masks}[spot.chunk * call.{masks}_room + spot.base / kEach + t]"
         tile_at = f"call.{counts} + spot.chunk * call.{counts}_room"
 
-        kernels.begin("flags", loop, parts=[flags])
+        kernels.begin("flags", loop, parts=[flags, source])
         scope = kernels.scope()
-        scope.unpack([flags, source.size])
+        scope.unpack([flags, source, source.size])
         elements, mask = self._whole(scope, flags), scope.names.fresh("mask")
-        sums = scope.names.fresh("sums")
-        add(f"TF_HIPS_SHARED int64_t {sums}[kThreads];")
+        kept, at = scope.names.fresh("kept_here"), scope.names.fresh("left_here")
+        add(
+            f"TF_HIPS_SHARED Kept {kept};",
+            f"{held}* const {at} = call.{left} + spot.chunk * call.{left}_room + spot.base;",
+        )
         gradient = kernels.sum_lines([flags])
-        after = [f"{mask_at} = static_cast<uint8_t>({mask});", f"{sums}[t] = count_bits({mask});"]
+        after = [f"note_kept(t, {mask}, &{kept});"]
 
         def note(text: str) -> str:
             return f"{mask} |= is_inside & ({text}) ? 1u << u : 0u;"
 
         item = Item(flags, BOOL, [f"uint32_t {mask} = 0;"], note, after)
         kernels.each(scope, flags.size, gradient, elements, [item])
-        add(f"sum_threads({sums}, {tile_at} + spot.base / kTile);")
-        self.lines.close()
+        # In the next phase a thread has only what is in memory.
+        for loaded in (scope.tiles, scope.drawn, scope.hoisted):
+            loaded.clear()
+        self.lines.open("TF_HIPS_PHASE(t) {")
+        place = scope.names.fresh("place")
+        self.lines.open(
+            f"each_kept(t, {kept}, {tile_at} + spot.base / kTile, [&](int u, int {place}) {{"
+        )
+        statements, text = scope.element(source, kind, "spot.base + kEach * t + u")
+        add(*statements, f"{at}[{place}] = {text};")
+        self.lines.close("});")
+        for _ in range(2):
+            self.lines.close()
         kernels.end()
 
         kernels.begin("places", None)
         scope = kernels.scope()
         scope.unpack([source.size, *limits])
+        elements, sums = self._whole(scope, source), scope.names.fresh("sums")
+        limit = scope.names.fresh("limit")
         add(
             f"TF_HIPS_SHARED int64_t {sums};",
-            f"scan_tiles({tile_at}, num_tiles({scope.c(source.size)}), &{sums});",
-        )
-        limit = self._limit(scope, value, source)
-        self.lines.open("TF_HIPS_PHASE(t) {")
-        add(f"if (t == 0) call.scalars[spot.chunk].{total} = least({sums}, {limit});")
-        self.lines.close()
-        self.lines.close()
-        kernels.end()
-
-        kernels.begin("keep", loop)
-        scope = kernels.scope()
-        scope.unpack([source, source.size, *limits])
-        limit, place = scope.names.fresh("limit"), scope.names.fresh("place")
-        scanned = scope.names.fresh("scanned")
-        mask = scope.names.fresh("mask")
-        add(
-            f"TF_HIPS_SHARED int64_t {sums}[2 * kThreads];",
             f"const int64_t {limit} = {self._limit(scope, value, source)};",
-            f"TF_HIPS_PHASE(t) {{ {sums}[t] = count_bits({mask_at}); }}",
-            f"const int64_t* const {scanned} = scan_threads({sums});",
+            f"scan_tiles({tile_at}, num_tiles({elements}), &{sums});",
         )
         self.lines.open("TF_HIPS_PHASE(t) {")
+        self.lines.open("if (t == 0) {")
         add(
-            f"const uint32_t {mask} = {mask_at};",
-            f"int64_t {place} = ({tile_at})[spot.base / kTile] + (t == 0 ? 0 : {scanned}[t - 1]);",
+            f"call.scalars[spot.chunk].{total} = least({sums}, {limit});",
+            f"call.{placed}[spot.chunk] = {{least({sums}, {limit}), {elements}}};",
         )
-        self.lines.open("for (int u = 0; u < kEach; ++u) {")
-        add(f"if (({mask} >> u & 1) == 0) continue;")
-        self.lines.open(f"if ({place} < {limit}) {{")
-        statements, text = scope.element(source, kind, "spot.base + kEach * t + u")
-        add(
-            *statements,
-            f"call.{member}[spot.chunk * call.{member}_room + {place}] = {text};",
-        )
-        self.lines.close()
-        add(f"++{place};")
         for _ in range(3):
             self.lines.close()
         kernels.end()
+
+        fields = ", ".join(
+            [
+                *(f"call.{left}, call.{left}_room, call.{counts}, call.{counts}_room",),
+                *(f"call.{placed}, call.{member}, call.{member}_room, call.tiles[{loop}]",),
+            ]
+        )
+        packing = f"Packing<{held}>{{{fields}}}"
+        blocks = f"num_packers(call.tiles[{loop}]) * call.tensor.chunks"
+        grid = f"launch_pack({packing}, {blocks}, stream);"
+        alone = f"for (uint32_t k = 0; k < {blocks}; ++k) pack_tiles({packing}, k);"
+        kernels.launches.append(Launch(grid, alone))
         kernels.define_kept(step, member, total)
 
-    # Sort and top_k begin with a key for each element.
+    # Sort.
 
     def _keys(
-        self,
-        name: str,
-        part: nodes.Elementwise,
-        kind: Type,
-        key: Callable[[str], str],
-        keys: str,
-        first: Callable[[Scope], list[str]],
-        roots: list[nodes.Expr],
-        bins: str = "",
+        self, part: nodes.Elementwise, kind: Type, key: Callable[[str], str], keys: str
     ) -> None:
         """A kernel that leaves the keys of a vector.
 
         Args:
-            name: of the kernel.
             part: the vector.
             kind: of its elements.
             key: C++ for the key of a value.
             keys: the member that takes them.
-            first: what one thread a chunk does.
-            roots: what that needs.
-            bins: the member that takes the counts of their first digits, if any.
         """
-        kernels, add = self.kernels, self.lines.add
-        loop = kernels.loop(part.size)
-        opening = ["TF_HIPS_SHARED int32_t bins_here[kBins];", "clear_bins(bins_here);"]
-        kernels.begin(name, loop, opening=opening if bins else (), parts=[part], besides=roots)
+        kernels = self.kernels
+        kernels.begin("keys", kernels.loop(part.size), parts=[part])
         scope = kernels.scope()
-        scope.unpack([part, part.size, *roots])
+        scope.unpack([part, part.size])
         elements = self._whole(scope, part)
         gradient = kernels.sum_lines([part])
         made, at = scope.names.fresh("keys_here"), f"spot.chunk * call.{keys}_room + first"
-        counted = f" if (is_inside) atomicAdd(&bins_here[{made}[u] >> 21], 1);" if bins else ""
         item = Item(
             part,
             kind,
             [f"{'uint32_t' if kind == FLOAT else 'uint64_t'} {made}[kEach];"],
-            lambda text: f"{made}[u] = is_inside ? {key(text)} : 0;{counted}",
+            lambda text: f"{made}[u] = is_inside ? {key(text)} : 0;",
             [f"keep8({made}, call.{keys} + {at});"],
         )
         kernels.each(scope, part.size, gradient, elements, [item])
-        lines = first(scope)
-        if lines:
-            self.lines.open("TF_HIPS_PHASE(t) {")
-            self.lines.open("if (t == 0 && spot.base == 0) {")
-            add(*lines)
-            self.lines.close()
-            self.lines.close()
         self.lines.close()
-        chunk = f"int64_t{{block_index}} * call.run[{loop}] / call.tiles[{loop}]"
-        flush = f"add_bins(bins_here, call.{bins} + {chunk} * kPasses * kBins);"
-        kernels.end([f"if (call.alone == 0) {flush}"] if bins else ())
+        kernels.end()
 
     def _sort(self, step: nodes.Store, value: nodes.Sort, left: list[nodes.Step]) -> None:
         kernels, add, name = self.kernels, self.lines.add, step.var.name
@@ -222,7 +201,7 @@ class Selections:
             number = text if kind == FLOAT else f"static_cast<int64_t>({text})"
             return f"sort_key({number}, {order})"
 
-        self._keys("keys", part, kind, key, keys, lambda _: [], [])
+        self._keys(part, kind, key, keys)
         if index is not None:
             member = kernels.scalar(step.var, "float")
             kernels.define_kept(step, member, is_picked=True)
@@ -297,12 +276,14 @@ class Selections:
             self.lines.close()
         kernels.end()
 
+    # Top k.
+
     def _top_k(self, step: nodes.Store, value: nodes.TopK) -> None:
         kernels, name = self.kernels, step.var.name
         part = part_of(value.source)
         loop, room = kernels.loop(part.size), kernels.loop(most_kept(step))
         keys = kernels.array("uint32_t", f"{name}_keys", f"kTile * call.tiles[{loop}]")
-        bins = kernels.array("int32_t", f"{name}_bins", "kPasses * kBins")
+        bins = kernels.array("int32_t", f"{name}_bins", "kCounts")
         chosen = kernels.array("Chosen", f"{name}_chosen", "1")
         totals = kernels.array("int64_t", f"{name}_totals", f"call.tiles[{loop}]")
         member = kernels.array("int64_t", name, f"kTile * call.tiles[{room}]")
@@ -310,37 +291,141 @@ class Selections:
             kernels.array("uint32_t", f"{name}_{what}", f"kTile * call.tiles[{loop}]")
             for what in ("tile_keys", "tile_places", "few_places")
         ]
-
-        def first(scope: Scope) -> list[str]:
-            size = scope.c(part.size)
-            return [
-                "const int64_t wanted_ = "
-                f"least(maximum<int64_t>({scope.c(value.count)}, 0), {size});",
-                f"call.{chosen}[spot.chunk] = "
-                f"{{{size}, wanted_, 0, 0u, static_cast<uint32_t>(wanted_)}};",
-            ]
-
-        clear = (
-            f"cudaMemsetAsync(call.{bins}, 0, "
-            f"static_cast<size_t>(call.tensor.chunks) * kPasses * kBins * sizeof(int32_t), stream);"
-        )
-        kernels.launches.append(Launch(clear, ""))
-        self._keys(
-            *("ranks", part, FLOAT, lambda text: f"rank_key({text})", keys, first),
-            [value.count],
-            bins,
-        )
         members = ", ".join(f"call.{item}" for item in (bins, chosen, totals))
         fields = [
             *(f"call.{keys}, call.{keys}_room, {members}, call.{totals}_room",),
             *(f"call.{item}" for item in left),
             *(f"call.{member}, call.{member}_room, call.tiles[{loop}], call.tensor.chunks",),
-            *(f"call.blocks[{loop}], call.run[{loop}]",),
         ]
-        call = f"{{{', '.join(fields)}}}"
-        grid, alone = f"run_top_k({call}, stream);", f"top_k_alone({call});"
-        kernels.launches.append(Launch(grid, alone, number=10))
+        top = f"{{{', '.join(fields)}}}"
+        clear = (
+            f"cudaMemsetAsync(call.{bins}, 0, "
+            f"static_cast<size_t>(call.tensor.chunks) * kCounts * sizeof(int32_t), stream);"
+        )
+        kernels.launches.append(Launch(clear, ""))
+        self._guess(part, value.count, chosen, left[0])
+        ranks = self._ranks(part, top, bins, chosen)
+        self._settle(part, top, ranks)
+        grid, alone = f"run_top_k({top}, stream);", f"top_k_alone({top});"
+        kernels.launches.append(Launch(grid, alone, number=4))
         kernels.define_kept(step, member)
+
+    def _guess(self, part: nodes.Elementwise, count: nodes.Expr, chosen: str, keys: str) -> None:
+        """A kernel that finds from a sample which keys are surely too small.
+
+        `chosen`: the member that takes it; `keys`: one that has room for those of the sample.
+        """
+        kernels, add, side = self.kernels, self.lines.add, self.kernels.side
+        has_read = side.has_read
+        kernels.begin("guess", None)
+        scope = kernels.scope()
+        scope.unpack([part, part.size, count])
+        # It leaves nothing of the gradient, so that a later kernel may be the first that reads it.
+        side.has_read = has_read
+        header = [expr for _, expr in kernels.header]
+        if not side.is_decode and not has_read and reads_own(side, [part], header):
+            summed = scope.names.fresh("summed")
+            add(
+                f"const Summed {summed} = {{call.gradient + begin, call.residual == nullptr ? "
+                "nullptr : call.residual + begin};"
+            )
+            own = scope.vectors[side.gradient]
+            scope.vectors[side.gradient] = dataclasses.replace(own, pointer=summed)
+        elements, wanted = self._whole(scope, part), scope.names.fresh("wanted")
+        at, made = scope.names.fresh("keys"), scope.names.fresh("made")
+        add(
+            f"const int64_t {wanted} = least(maximum<int64_t>({scope.c(count)}, 0), {elements});",
+            f"uint32_t* const {at} = call.{keys} + spot.chunk * call.{keys}_room;",
+        )
+        self.lines.open("TF_HIPS_PHASE(t) {")
+        add(f"if (t == 0) call.{chosen}[spot.chunk] = chosen_of({elements}, {wanted});")
+        self.lines.close()
+        self.lines.open("if (call.alone == 0) {")
+        self.lines.open("TF_HIPS_PHASE(t) {")
+        self.lines.open(f"for (int k = t; k < num_samples({elements}); k += kTile) {{")
+        add(f"uint32_t {made}[kEach];", "TF_HIPS_UNROLL")
+        self.lines.open("for (int u = 0; u < kEach; ++u) {")
+        number = f"sample_place(k + kThreads * u, {elements})"
+        statements, text = scope.element(part, FLOAT, number)
+        add(*statements, f"{made}[u] = rank_key({text});")
+        self.lines.close()
+        add(
+            "TF_HIPS_UNROLL",
+            f"for (int u = 0; u < kEach; ++u) {at}[k + kThreads * u] = {made}[u];",
+        )
+        self.lines.close()
+        self.lines.close()
+        add(f"guess_least({at}, &call.{chosen}[spot.chunk]);")
+        self.lines.close()
+        self.lines.close()
+        kernels.end()
+
+    def _ranks(self, part: nodes.Elementwise, top: str, bins: str, chosen: str) -> str:
+        """A kernel that makes keys, and leaves those that are not too small; returns its name."""
+        kernels, add = self.kernels, self.lines.add
+        loop = kernels.loop(part.size)
+        chunk = (
+            f"find_spot(block_index * static_cast<uint32_t>(call.run[{loop}]), "
+            f"call.tiles[{loop}]).chunk"
+        )
+        first = f"digit_of(call.{chosen}[{chunk}].least, 0)"
+        opening = ["TF_HIPS_SHARED int32_t bins_here[kBins];", f"clear_bins(bins_here, {first});"]
+        name = kernels.begin("ranks", loop, opening=opening, parts=[part])
+        scope = kernels.scope()
+        scope.unpack([part, part.size])
+        elements = self._whole(scope, part)
+        gradient = kernels.sum_lines([part])
+        made, mask = scope.names.fresh("keys_here"), scope.names.fresh("mask")
+        tile, kept = scope.names.fresh("tile_keys"), scope.names.fresh("kept_here")
+        lowest, run = scope.names.fresh("lowest"), scope.names.fresh("call_of_top_k")
+        add(
+            f"TF_HIPS_SHARED uint32_t {tile}[kTile];",
+            f"TF_HIPS_SHARED Kept {kept};",
+            f"const TopK {run} = {top};",
+            f"const uint32_t {lowest} = call.{chosen}[spot.chunk].least;",
+        )
+        item = Item(
+            part,
+            FLOAT,
+            [f"uint32_t {made}[kEach];", f"uint32_t {mask} = 0;"],
+            lambda text: (
+                f"{made}[u] = rank_key({text}); "
+                f"{mask} |= is_inside & ({made}[u] >= {lowest}) ? 1u << u : 0u;"
+            ),
+            [f"keep8({made}, {tile} + kEach * t);", f"note_kept(t, {mask}, &{kept});"],
+        )
+        kernels.each(scope, part.size, gradient, elements, [item])
+        add(f"leave_tile({run}, spot, {tile}, {kept}, bins_here);")
+        self.lines.close()
+        flush = f"add_bins(bins_here, call.{bins} + {chunk} * kCounts, {first});"
+        kernels.end([f"if (call.alone == 0) {flush}"])
+        return name
+
+    def _settle(self, part: nodes.Elementwise, top: str, ranks: str) -> None:
+        """A kernel that finds how many keys are left, and leaves all where the sample was wrong.
+
+        `ranks`: the function of a block of threads that leaves keys.
+        """
+        kernels, add = self.kernels, self.lines.add
+        loop = kernels.loop(part.size)
+        kernels.begin("settle", None)
+        add(f"const TopK top = {top};")
+        self.lines.open("if (!scan_left(top, spot.chunk)) {")
+        add(f"{kernels.call} again = call;")
+        if not kernels.side.is_decode:
+            add("// The sum is formed.", "again.residual = nullptr;", "again.gradient = call.in;")
+        add(
+            "leave_all(top, spot.chunk);",
+            f"const int64_t runs = call.tiles[{loop}] / call.run[{loop}];",
+            f"for (int64_t k = runs * spot.chunk; k < runs * (spot.chunk + 1); ++k) "
+            f"{ranks}(again, static_cast<uint32_t>(k));",
+            "scan_left(top, spot.chunk);",
+        )
+        self.lines.close()
+        add("pick_pass(top, spot.chunk, 0);")
+        kernels.end()
+        # Where one block of threads does it all, all keys are left.
+        kernels.launches[-1] = dataclasses.replace(kernels.launches[-1], alone="")
 
     # Scatter.
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What CUDA's kernels keep of a vector: ties of top_k, and sorts of which one element is read."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -102,3 +104,39 @@ def test_places_that_do_not_ascend_are_reported():
     far[high + 1499] |= 0xF0  # behind the end
     _, report = kernels.decode([far], n)
     assert report == CONTRADICTS
+
+
+def sample_places(n: int, samples: int = 2048) -> np.ndarray:
+    """Those of sample_place (top_k.cuh)."""
+    number = np.arange(samples, dtype=np.uint64)
+    low, step = np.uint64(0xFFFFFFFF), np.uint64(n // samples)
+    hashed = ((number + np.uint64(1)) * np.uint64(2654435769)) & low
+    hashed = ((hashed ^ hashed >> np.uint64(15)) * np.uint64(2246822519)) & low
+    return (number * step + (hashed * step >> np.uint64(32))).astype(np.int64)
+
+
+@pytest.mark.parametrize("name", ("topk", "dgc"))
+def test_a_sample_that_misleads(name):
+    """All that it holds is large, and nothing else: fewer keys are left than are wanted."""
+    program, n = spec(name), 300_007
+    kernels, reference = Emulated(program), compll.Reference(program)
+    rng = np.random.default_rng(8)
+    x = rng.normal(size=n).astype(np.float32)
+    x[sample_places(n)] *= 1000
+    assert np.count_nonzero(np.abs(x) > 50) < n // 100
+    if program.state_names:
+        state = np.zeros((2, n), np.float32)
+        packets, _ = kernels.encode(x, state=state)
+        np.testing.assert_array_equal(packets, reference.encode(x, state=state))
+        return
+    for backwards, is_apart in itertools.product((False, True), repeat=2):
+        kernels.order(backwards=backwards)
+        packets, _ = kernels.encode(x)
+        np.testing.assert_array_equal(packets, reference.encode(x))
+        residual = rng.normal(size=n).astype(np.float32)
+        residual[sample_places(n)] = 0
+        packets, left = kernels.encode(x, residual, is_apart=is_apart)
+        v = x + residual
+        np.testing.assert_array_equal(packets, reference.encode(v))
+        np.testing.assert_array_equal(left, v - reference.decode(packets, n))
+    kernels.order(backwards=False)
