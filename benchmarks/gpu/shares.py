@@ -35,7 +35,8 @@ from benchmarks.gpu.machine import Floats, Gpu, GpuCodec, Memory, addresses
 from benchmarks.gpu.timed import KEY, NUM_MERGED, Case, Timed
 
 SPARSE = ("topk", "graddrop", "dgc", "bisparse", "randomk")
-# How often an encoder must read the gradient, where not once: a scale of the whole chunk comes first.
+# How often an encoder must read the gradient, where not once: a scale of the whole chunk comes
+# first.
 _READS = {"terngrad": 2}
 # Which reads only what it sends.
 _SAMPLES = ("randomk",)

@@ -4,15 +4,12 @@
     filter    what a tile keeps to its beginning; the counts scanned; then one behind another
     sort      keys; a block of threads a chunk sorts them, or, where one element is all that is
               read, finds that by counting digits
-    top_k     of a sample of the keys one; those of all that are not below it, counted by tile;
-              the counts scanned; digits of the k-th largest counted and picked; places written; a
-              block of threads does a small one alone
+    top_k     cuda_top_k.py
     scatter   places, checked; zeros; values to their places
 
 Nothing is written to the gradient of a decode before all places of all its chunks are checked.
 """
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 
@@ -20,18 +17,27 @@ from compll.backends.cuda_kernels import HERE, Kernels, Launch
 from compll.backends.cuda_reads import only_index, reads_own, roots_of
 from compll.backends.cuda_reduce import Item
 from compll.backends.cuda_scope import Scope, element, most_kept, part_of, reads
+from compll.backends.cuda_sums import Sums, whole_of
+from compll.backends.cuda_top_k import TopK
 from compll.ir import nodes
 from compll.ir.types import BOOL, FLOAT, INT, Type
 from compll.ir.walk import free_vars
 
 
 class Selections:
-    """Emits what the steps of one function keep."""
+    """Emits what the steps of one function keep.
 
-    def __init__(self, kernels: Kernels) -> None:
-        """`kernels`: of the function."""
+    Attributes:
+        sums: of gradient and residual.
+        looks_broken: a kernel of a decode looks for what is not finite, unless it is told of none.
+    """
+
+    def __init__(self, kernels: Kernels, *, may_note: bool = False) -> None:
+        """`kernels`: of the function; `may_note`: its decode looks for what is not finite."""
         self.kernels = kernels
         self.lines = kernels.lines
+        self.sums = Sums(kernels, may_note=may_note)
+        self.looks_broken = False
 
     def store(self, step: nodes.Store, left: list[nodes.Step]) -> None:
         """Makes a vector; later kernels may read it.
@@ -45,7 +51,7 @@ class Selections:
             case nodes.Sort():
                 self._sort(step, value, left)
             case nodes.TopK():
-                self._top_k(step, value)
+                TopK(self.sums).run(step, value)
             case nodes.Scatter():
                 loop = self.kernels.loop(value.size)
                 member = self.kernels.array("float", step.var.name, f"kTile * call.tiles[{loop}]")
@@ -59,16 +65,13 @@ class Selections:
         """Writes a scatter to the gradient of a decode, in the way that `mode` asks for."""
         self._scatter(value, "out", is_out=True)
         kernels = self.kernels
-        kernels.begin("finite", kernels.loop(value.size))
+        self.looks_broken = True
+        # Of what is not at a place none is left, if the sum had none.
+        opening = ["if (call.broken != nullptr && *call.broken == 0) return;"]
+        kernels.begin("finite", kernels.loop(value.size), opening=opening)
         self.lines.add("TF_HIPS_PHASE(t) { make_finite(t, spot.base, n, out); }")
         kernels.end()
         kernels.launches[-1] = kernels.launches[-1].only_if("call.mode == TF_HIPS_RESIDUAL")
-
-    def _whole(self, scope: Scope, part: nodes.Elementwise) -> str:
-        """A variable for the length of a loop."""
-        name = scope.names.fresh("elements")
-        self.lines.add(f"const int64_t {name} = {scope.c(part.size)};")
-        return name
 
     def _limit(self, scope: Scope, value: nodes.Filter, source: nodes.Elementwise) -> str:
         if value.limit is None:
@@ -93,13 +96,13 @@ class Selections:
         kernels.begin("flags", loop, parts=[flags, source])
         scope = kernels.scope()
         scope.unpack([flags, source, source.size])
-        elements, mask = self._whole(scope, flags), scope.names.fresh("mask")
+        elements, mask = whole_of(scope, flags), scope.names.fresh("mask")
         kept, at = scope.names.fresh("kept_here"), scope.names.fresh("left_here")
         add(
             f"TF_HIPS_SHARED Kept {kept};",
             f"{held}* const {at} = call.{left} + spot.chunk * call.{left}_room + spot.base;",
         )
-        gradient = kernels.sum_lines([flags])
+        gradient = self.sums.load(flags)
         after = [f"note_kept(t, {mask}, &{kept});"]
 
         def note(text: str) -> str:
@@ -125,7 +128,7 @@ class Selections:
         kernels.begin("places", None)
         scope = kernels.scope()
         scope.unpack([source.size, *limits])
-        elements, sums = self._whole(scope, source), scope.names.fresh("sums")
+        elements, sums = whole_of(scope, source), scope.names.fresh("sums")
         limit = scope.names.fresh("limit")
         add(
             f"TF_HIPS_SHARED int64_t {sums};",
@@ -158,7 +161,12 @@ class Selections:
     # Sort.
 
     def _keys(
-        self, part: nodes.Elementwise, kind: Type, key: Callable[[str], str], keys: str
+        self,
+        part: nodes.Elementwise,
+        kind: Type,
+        key: Callable[[str], str],
+        keys: str,
+        left: Sequence[nodes.Step],
     ) -> None:
         """A kernel that leaves the keys of a vector.
 
@@ -167,13 +175,19 @@ class Selections:
             kind: of its elements.
             key: C++ for the key of a value.
             keys: the member that takes them.
+            left: the steps behind it.
         """
-        kernels = self.kernels
+        kernels, side = self.kernels, self.kernels.side
+        # Of its own elements it forms the sum itself.
+        is_own = reads_own(side, [part], [expr for _, expr in kernels.header])
+        will_sum = not is_own and reads([part], side.gradient) and self.sums.will_form(left)
         kernels.begin("keys", kernels.loop(part.size), parts=[part])
         scope = kernels.scope()
         scope.unpack([part, part.size])
-        elements = self._whole(scope, part)
-        gradient = kernels.sum_lines([part])
+        if will_sum:
+            self.sums.read_early(scope)
+        elements = whole_of(scope, part)
+        gradient = self.sums.load(part)
         made, at = scope.names.fresh("keys_here"), f"spot.chunk * call.{keys}_room + first"
         item = Item(
             part,
@@ -201,7 +215,7 @@ class Selections:
             number = text if kind == FLOAT else f"static_cast<int64_t>({text})"
             return f"sort_key({number}, {order})"
 
-        self._keys(part, kind, key, keys)
+        self._keys(part, kind, key, keys, left)
         if index is not None:
             member = kernels.scalar(step.var, "float")
             kernels.define_kept(step, member, is_picked=True)
@@ -216,7 +230,7 @@ class Selections:
         kernels.begin("sort", None)
         scope = kernels.scope()
         scope.unpack([part.size])
-        elements = self._whole(scope, part)
+        elements = whole_of(scope, part)
         at = scope.names.fresh("keys")
         key_type = "uint32_t" if kind == FLOAT else "uint64_t"
         add(
@@ -257,7 +271,7 @@ class Selections:
         kernels.begin("pick", None)
         scope = kernels.scope()
         scope.unpack([part.size, index])
-        elements = self._whole(scope, part)
+        elements = whole_of(scope, part)
         place, found = scope.names.fresh("place"), scope.names.fresh("found")
         add(
             f"TF_HIPS_SHARED uint32_t {found};",
@@ -275,157 +289,6 @@ class Selections:
         for _ in range(3):
             self.lines.close()
         kernels.end()
-
-    # Top k.
-
-    def _top_k(self, step: nodes.Store, value: nodes.TopK) -> None:
-        kernels, name = self.kernels, step.var.name
-        part = part_of(value.source)
-        loop, room = kernels.loop(part.size), kernels.loop(most_kept(step))
-        keys = kernels.array("uint32_t", f"{name}_keys", f"kTile * call.tiles[{loop}]")
-        bins = kernels.array("int32_t", f"{name}_bins", "kCounts")
-        chosen = kernels.array("Chosen", f"{name}_chosen", "1")
-        totals = kernels.array("int64_t", f"{name}_totals", f"call.tiles[{loop}]")
-        member = kernels.array("int64_t", name, f"kTile * call.tiles[{room}]")
-        left = [
-            kernels.array("uint32_t", f"{name}_{what}", f"kTile * call.tiles[{loop}]")
-            for what in ("tile_keys", "tile_places", "few_places")
-        ]
-        members = ", ".join(f"call.{item}" for item in (bins, chosen, totals))
-        fields = [
-            *(f"call.{keys}, call.{keys}_room, {members}, call.{totals}_room",),
-            *(f"call.{item}" for item in left),
-            *(f"call.{member}, call.{member}_room, call.tiles[{loop}], call.tensor.chunks",),
-        ]
-        top = f"{{{', '.join(fields)}}}"
-        clear = (
-            f"cudaMemsetAsync(call.{bins}, 0, "
-            f"static_cast<size_t>(call.tensor.chunks) * kCounts * sizeof(int32_t), stream);"
-        )
-        kernels.launches.append(Launch(clear, ""))
-        self._guess(part, value.count, chosen, left[0])
-        ranks = self._ranks(part, top, bins, chosen)
-        self._settle(part, top, ranks)
-        grid, alone = f"run_top_k({top}, stream);", f"top_k_alone({top});"
-        kernels.launches.append(Launch(grid, alone, number=4))
-        kernels.define_kept(step, member)
-
-    def _guess(self, part: nodes.Elementwise, count: nodes.Expr, chosen: str, keys: str) -> None:
-        """A kernel that finds from a sample which keys are surely too small.
-
-        `chosen`: the member that takes it; `keys`: one that has room for those of the sample.
-        """
-        kernels, add, side = self.kernels, self.lines.add, self.kernels.side
-        has_read = side.has_read
-        kernels.begin("guess", None)
-        scope = kernels.scope()
-        scope.unpack([part, part.size, count])
-        # It leaves nothing of the gradient, so that a later kernel may be the first that reads it.
-        side.has_read = has_read
-        header = [expr for _, expr in kernels.header]
-        if not side.is_decode and not has_read and reads_own(side, [part], header):
-            summed = scope.names.fresh("summed")
-            add(
-                f"const Summed {summed} = {{call.gradient + begin, call.residual == nullptr ? "
-                "nullptr : call.residual + begin};"
-            )
-            own = scope.vectors[side.gradient]
-            scope.vectors[side.gradient] = dataclasses.replace(own, pointer=summed)
-        elements, wanted = self._whole(scope, part), scope.names.fresh("wanted")
-        at, made = scope.names.fresh("keys"), scope.names.fresh("made")
-        add(
-            f"const int64_t {wanted} = least(maximum<int64_t>({scope.c(count)}, 0), {elements});",
-            f"uint32_t* const {at} = call.{keys} + spot.chunk * call.{keys}_room;",
-        )
-        self.lines.open("TF_HIPS_PHASE(t) {")
-        add(f"if (t == 0) call.{chosen}[spot.chunk] = chosen_of({elements}, {wanted});")
-        self.lines.close()
-        self.lines.open("if (call.alone == 0) {")
-        self.lines.open("TF_HIPS_PHASE(t) {")
-        self.lines.open(f"for (int k = t; k < num_samples({elements}); k += kTile) {{")
-        add(f"uint32_t {made}[kEach];", "TF_HIPS_UNROLL")
-        self.lines.open("for (int u = 0; u < kEach; ++u) {")
-        number = f"sample_place(k + kThreads * u, {elements})"
-        statements, text = scope.element(part, FLOAT, number)
-        add(*statements, f"{made}[u] = rank_key({text});")
-        self.lines.close()
-        add(
-            "TF_HIPS_UNROLL",
-            f"for (int u = 0; u < kEach; ++u) {at}[k + kThreads * u] = {made}[u];",
-        )
-        self.lines.close()
-        self.lines.close()
-        add(f"guess_least({at}, &call.{chosen}[spot.chunk]);")
-        self.lines.close()
-        self.lines.close()
-        kernels.end()
-
-    def _ranks(self, part: nodes.Elementwise, top: str, bins: str, chosen: str) -> str:
-        """A kernel that makes keys, and leaves those that are not too small; returns its name."""
-        kernels, add = self.kernels, self.lines.add
-        loop = kernels.loop(part.size)
-        chunk = (
-            f"find_spot(block_index * static_cast<uint32_t>(call.run[{loop}]), "
-            f"call.tiles[{loop}]).chunk"
-        )
-        first = f"digit_of(call.{chosen}[{chunk}].least, 0)"
-        opening = ["TF_HIPS_SHARED int32_t bins_here[kBins];", f"clear_bins(bins_here, {first});"]
-        name = kernels.begin("ranks", loop, opening=opening, parts=[part])
-        scope = kernels.scope()
-        scope.unpack([part, part.size])
-        elements = self._whole(scope, part)
-        gradient = kernels.sum_lines([part])
-        made, mask = scope.names.fresh("keys_here"), scope.names.fresh("mask")
-        tile, kept = scope.names.fresh("tile_keys"), scope.names.fresh("kept_here")
-        lowest, run = scope.names.fresh("lowest"), scope.names.fresh("call_of_top_k")
-        add(
-            f"TF_HIPS_SHARED uint32_t {tile}[kTile];",
-            f"TF_HIPS_SHARED Kept {kept};",
-            f"const TopK {run} = {top};",
-            f"const uint32_t {lowest} = call.{chosen}[spot.chunk].least;",
-        )
-        item = Item(
-            part,
-            FLOAT,
-            [f"uint32_t {made}[kEach];", f"uint32_t {mask} = 0;"],
-            lambda text: (
-                f"{made}[u] = rank_key({text}); "
-                f"{mask} |= is_inside & ({made}[u] >= {lowest}) ? 1u << u : 0u;"
-            ),
-            [f"keep8({made}, {tile} + kEach * t);", f"note_kept(t, {mask}, &{kept});"],
-        )
-        kernels.each(scope, part.size, gradient, elements, [item])
-        add(f"leave_tile({run}, spot, {tile}, {kept}, bins_here);")
-        self.lines.close()
-        flush = f"add_bins(bins_here, call.{bins} + {chunk} * kCounts, {first});"
-        kernels.end([f"if (call.alone == 0) {flush}"])
-        return name
-
-    def _settle(self, part: nodes.Elementwise, top: str, ranks: str) -> None:
-        """A kernel that finds how many keys are left, and leaves all where the sample was wrong.
-
-        `ranks`: the function of a block of threads that leaves keys.
-        """
-        kernels, add = self.kernels, self.lines.add
-        loop = kernels.loop(part.size)
-        kernels.begin("settle", None)
-        add(f"const TopK top = {top};")
-        self.lines.open("if (!scan_left(top, spot.chunk)) {")
-        add(f"{kernels.call} again = call;")
-        if not kernels.side.is_decode:
-            add("// The sum is formed.", "again.residual = nullptr;", "again.gradient = call.in;")
-        add(
-            "leave_all(top, spot.chunk);",
-            f"const int64_t runs = call.tiles[{loop}] / call.run[{loop}];",
-            f"for (int64_t k = runs * spot.chunk; k < runs * (spot.chunk + 1); ++k) "
-            f"{ranks}(again, static_cast<uint32_t>(k));",
-            "scan_left(top, spot.chunk);",
-        )
-        self.lines.close()
-        add("pick_pass(top, spot.chunk, 0);")
-        kernels.end()
-        # Where one block of threads does it all, all keys are left.
-        kernels.launches[-1] = dataclasses.replace(kernels.launches[-1], alone="")
 
     # Scatter.
 
@@ -477,7 +340,7 @@ class Selections:
         add(f"TF_HIPS_SHARED {place} places_here[kTile + 1];")
         scope = kernels.scope()
         scope.unpack([indices, indices.size, value.size])
-        elements, size = self._whole(scope, indices), scope.names.fresh("size")
+        elements, size = whole_of(scope, indices), scope.names.fresh("size")
         add(f"const int64_t {size} = {scope.c(value.size)};")
         made = scope.names.fresh("made")
         item = Item(
@@ -495,7 +358,7 @@ class Selections:
 
         scope = kernels.scope()
         scope.unpack([indices, indices.size, values.size, value.size, *useds])
-        elements, size = self._whole(scope, indices), scope.names.fresh("size")
+        elements, size = whole_of(scope, indices), scope.names.fresh("size")
         most, used = scope.names.fresh("most"), scope.names.fresh("used")
         is_bad = f"{used} < 0 || {used} > {most}"
         add(

@@ -140,3 +140,24 @@ def test_a_sample_that_misleads(name):
         np.testing.assert_array_equal(packets, reference.encode(v))
         np.testing.assert_array_equal(left, v - reference.decode(packets, n))
     kernels.order(backwards=False)
+
+
+@pytest.mark.parametrize("name", ("topk", "graddrop", "bisparse", "randomk"))
+def test_feedback_of_what_is_not_finite(name):
+    """What is left is finite, whether the kernel that forms the sum has told of some or of none."""
+    program, n = spec(name), 20_011
+    kernels, reference = Emulated(program), compll.Reference(program)
+    rng = np.random.default_rng(9)
+    most = np.float32(3.4e38)
+    residual = rng.normal(size=n).astype(np.float32)
+    for value in (1, np.inf, -np.inf, np.nan, most):
+        x = rng.normal(size=n).astype(np.float32)
+        x[[0, 7777, n - 1]] = value
+        residual[7777] = most if value == most else 1
+        for is_apart in (False, True):
+            packets, left = kernels.encode(x, residual, is_apart=is_apart)
+            with np.errstate(all="ignore"):
+                v = x + residual
+                rest = v - reference.decode(packets, n)
+            np.testing.assert_array_equal(packets, reference.encode(v))
+            np.testing.assert_array_equal(left, np.where(np.isfinite(rest), rest, 0))

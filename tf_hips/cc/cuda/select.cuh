@@ -112,6 +112,26 @@ TF_HIPS_INLINE void each_kept(int t, const Kept& kept, int64_t* count, const Put
   if (t == kThreads - 1) *count = place;
 }
 
+// The gradient as a later kernel forms it.
+struct Summed {
+  const float* gradient;
+  const float* residual;  // null where there is none
+};
+
+TF_HIPS_INLINE float value_at(const Summed& sum, int64_t count, int64_t index) {
+  const float value = value_at(sum.gradient, count, index);
+  return sum.residual == nullptr ? value : value + value_at(sum.residual, count, index);
+}
+
+// Tells of sums with a residual, if there is one, that are not finite.
+TF_HIPS_INLINE void note_broken(const float (&sums)[8], const float* residual, int32_t* broken) {
+  if (residual == nullptr) return;
+  bool is_fine = true;
+  TF_HIPS_UNROLL
+  for (int u = 0; u < 8; ++u) is_fine = is_fine && is_finite(sums[u]);
+  if (!is_fine) *broken = 1;
+}
+
 // Words in the order of floats, -0 before 0.
 TF_HIPS_INLINE uint32_t float_key(float value) {
   uint32_t bits;
@@ -279,7 +299,8 @@ TF_HIPS_INLINE void scatter8(const float (&values)[8], const Place* places, int6
   TF_HIPS_UNROLL
   for (int u = 0; u < 8; ++u) {
     if (u >= count) break;
-    out[at[u]] = mode == TF_HIPS_RESIDUAL ? there[u] - (0.0f + values[u]) : there[u] + values[u];
+    out[at[u]] =
+        mode == TF_HIPS_RESIDUAL ? taken(there[u], 0.0f + values[u]) : there[u] + values[u];
   }
 }
 

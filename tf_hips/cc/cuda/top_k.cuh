@@ -171,17 +171,6 @@ TF_HIPS_INLINE int64_t sample_rank(const Chosen& chosen) {
   return samples - static_cast<int64_t>(mean + 6.0f * std::sqrt(mean) + 7.0f);
 }
 
-// The gradient as a later kernel forms it.
-struct Summed {
-  const float* gradient;
-  const float* residual;  // null where there is none
-};
-
-TF_HIPS_INLINE float value_at(const Summed& sum, int64_t count, int64_t index) {
-  const float value = value_at(sum.gradient, count, index);
-  return sum.residual == nullptr ? value : value + value_at(sum.residual, count, index);
-}
-
 // The keys that a tile keeps, and where they are, go to its beginning, in their order. In phases.
 __device__ inline void leave_tile(const TopK& call, const Spot& spot, const uint32_t* keys,
                                   const Kept& kept, int32_t* bins) {
