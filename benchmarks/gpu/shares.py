@@ -3,8 +3,9 @@
 
 What must be moved is what any GPU has to read and write, each vector once, whatever our kernels do:
 
-    encode      the gradient; twice where a scale or a threshold of the whole chunk comes before the
-                first code (_READS), as a chunk does not stay in the registers; and the packet
+    encode      the gradient; twice where a scale of the whole chunk comes before the first code
+                (_READS), as a chunk does not stay in the registers; and the packet. A sample tells
+                a threshold near enough to read once
     feedback    the residual with each reading of the gradient, and once more to be written
     state       each vector read, and written
     decode      the packet, and the output
@@ -34,9 +35,9 @@ from benchmarks.gpu.machine import Floats, Gpu, GpuCodec, Memory, addresses
 from benchmarks.gpu.timed import KEY, NUM_MERGED, Case, Timed
 
 SPARSE = ("topk", "graddrop", "dgc", "bisparse", "randomk")
-# How often an encoder must read the gradient, where not once: a scale or a threshold of the whole
-# chunk comes first.
-_READS = {"terngrad": 2, "topk": 2, "dgc": 2}
+# How often an encoder must read the gradient, where not once: a scale of the whole chunk comes
+# first.
+_READS = {"terngrad": 2}
 # Which reads only what it sends.
 _SAMPLES = ("randomk",)
 # What memory moves at least.

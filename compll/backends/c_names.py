@@ -61,12 +61,14 @@ row_whole_noise rule_of run_of run_top_k scaled_noise scan_threads scan_tiles sc
 shift_of shifted sign size_for sort_all sort_key sort_keys sort_rest sort_steps sorted_few
 sorted_few_or_none sorted_many sorted_value sorter split_words spread_weights start start_block step
 store_bits store_codes store_some stream_on_wide stream_wide sum_at sum_threads sum_wide sweep take
-take_tile take_values taken top top_k_alone top_k_count top_k_gather top_k_pack top_k_pick
-top_k_scan top_k_sum top_k_write trimmed_mean unless unpack_groups unpack_many_words
-unpack_stream unpack_wide unpack_words used value_of within_groups write_line
-write_prefix write_staged write_tile write_until xor_all cudaGetErrorString error_text
-last_error word_of find_key finish_levels pack8_by pick_sorted unpack8_by use with_bits
-threadIdx blockIdx blockDim gridDim warpSize
+take_tile take_values taken top top_k_alone top_k_count top_k_pack top_k_sum top_k_write
+trimmed_mean unless unpack_groups unpack_many_words unpack_stream unpack_wide unpack_words used
+value_of within_groups write_line write_prefix write_staged write_tile write_until xor_all
+cudaGetErrorString error_text last_error word_of find_key finish_levels pack8_by pick_sorted
+unpack8_by use with_bits add_bytes chosen_of clear_tile each_four each_kept fence four guess_least
+is_last_block kept_before launch_pack leave_all leave_tile make_finite note_broken note_kept
+num_packers num_samples pack_tiles pack_tiles_grid pick_last pick_pass sample_place sample_rank
+scan_left threadIdx blockIdx blockDim gridDim warpSize
 """
 RESERVED = frozenset((_KEYWORDS + _OWN + _RUNTIME).split())
 # Types, constants and macros of the runtime and of C begin with capitals or k, or end in _t; digits

@@ -27,7 +27,7 @@ _INCLUDES = ("bits", "device", "philox", "reduce", "tensor")
 # A tile of floats per reduction lies in shared memory, of which a block has 48 KiB.
 _MAX_REDUCTIONS = 8
 # What the struct of a call has of its own and c_names.py does not reserve: vectors lie in it, too.
-_MEMBERS = ("blocks", "new_state", "packets", "rest")
+_MEMBERS = ("blocks", "broken", "new_state", "packets", "rest")
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,7 @@ class _Emitter:
             for number, value in enumerate(encode.fields)
             if not isinstance(value.type, Array)
         )
+        function.may_note = decode is not None and decode.looks_broken and not states
         function.kernels.decoder = None
         if decode is not None and decode.is_plain and not states:
             function.kernels.decoder = self._plan
@@ -140,7 +141,8 @@ class _Emitter:
 
     def _steps(self, steps: tuple[nodes.Step, ...], function: Function) -> None:
         kernels, left = function.kernels, list(steps)
-        selections, blocks = Selections(kernels), Blocks(kernels)
+        selections = Selections(kernels, may_note=function.may_note)
+        blocks = Blocks(kernels)
         while left:
             step = left.pop(0)
             if isinstance(step, nodes.Let):
@@ -163,6 +165,8 @@ class _Emitter:
                 del left[: len(lets)]
                 after_it = [let for let in lets if isinstance(let, nodes.Let)]
                 kernels.sweep(step, after_it, is_last=not left)
+        function.looks_broken = selections.looks_broken
+        function.notes_broken = selections.sums.notes_broken
 
     # What kernels are given.
 
@@ -180,6 +184,8 @@ class _Emitter:
         if function.side.is_decode:
             lines.add("Rows rows;", "float* out;", "int32_t mode;", "Report* report;")
             lines.add("bool is_just_checked;  // by the kernel before, which may not have ended")
+            if function.looks_broken:
+                lines.add("const int32_t* broken;  // 0: `out` is finite; null: it is not known")
         else:
             lines.add(
                 "TfHipsKey key;",
@@ -189,6 +195,8 @@ class _Emitter:
                 "float* value;",
                 "uint8_t* packets;",
             )
+            if function.notes_broken:
+                lines.add("int32_t* broken;  // becomes 1 where a sum is not finite")
             if kernels.decodes_tiles:
                 lines.add("DecodeCall rest;")
             if function.side.states:

@@ -13,7 +13,7 @@ from compll.backends.cuda_kernels import Launch
 # A block has 48 KiB, of which alignment may take some.
 _MAX_SHARED_BYTES = 48 * 1024 - 512
 _MOST_TILES = 8
-_SIZES = {"float": 4, "uint32_t": 4, "int32_t": 4, "int64_t": 8}
+_SIZES = {"float": 4, "uint32_t": 4, "int32_t": 4, "int64_t": 8, "Kept": 256}
 _CONSTANTS = {"kTile": 1024, "kThreads": 128, "kLanes": 16, "kBins": 2048}
 _DECLARED = re.compile(r"TF_HIPS_SHARED (\w+) \w+(?:\[([^\]]+)\])?;")
 # Functions of reduce.cuh, select.cuh and top_k.cuh, and what each instance of them has.
@@ -26,6 +26,8 @@ _CALLED = {
     "scan_tiles": 2048,
     r"sort_keys<\w+>": 16384,
     "pick_sorted": 8192 + 544 + 48,
+    # Besides what top_k_alone has.
+    "guess_least": 52,
 }
 # top_k_alone: counts, their sums, and places.
 _TOP_K = 8192 + 544 + 2064

@@ -16,12 +16,22 @@ from compll.ir.walk import free_vars
 
 @dataclass
 class Function:
-    """One side after its kernels are emitted; `is_plain`: one pass of decode sums many rows."""
+    """One side after its kernels are emitted.
+
+    Attributes:
+        is_plain: one pass of decode sums many rows.
+        may_note: this is an encode whose decode looks for what is not finite.
+        looks_broken: a decode does so, if it is told of some.
+        notes_broken: an encode tells it.
+    """
 
     side: Side
     lines: Lines
     kernels: Kernels
     is_plain: bool = False
+    may_note: bool = False
+    looks_broken: bool = False
+    notes_broken: bool = False
 
     @property
     def alone_tiles(self) -> int:
@@ -192,7 +202,7 @@ class Host:
             lines.open("{")
             lines.add(
                 "Arena arena(nullptr);",
-                "arena.take<Report>(1);",
+                "arena.take<Report>(2);",
                 f"{name.capitalize()}Call call = {{}};",
                 "call.params = params;",
                 "call.tensor = tensor;",
@@ -215,7 +225,7 @@ class Host:
             )
         lines.add(
             "Arena arena(scratch);",
-            "Report* const own = arena.take<Report>(1);",
+            "Report* const own = arena.take<Report>(2);",
             f"if (!start_{name}(&arena, &call)) return TF_HIPS_BAD_PARAMETER;",
             "if (scratch == nullptr || arena.used() > room) return TF_HIPS_BUFFER_TOO_SMALL;",
             "const cudaStream_t stream = static_cast<cudaStream_t>(stream_pointer);",
@@ -411,7 +421,7 @@ class Host:
                 "rest.out = new_residual;",
                 "rest.report = report == nullptr ? own : reinterpret_cast<Report*>(report);",
                 "Arena again(scratch);",
-                "again.take<Report>(1);",
+                "again.take<Report>(2);",
                 "if (!start_decode(&again, &rest)) return TF_HIPS_BAD_PARAMETER;",
                 "if (again.used() > room) return TF_HIPS_BUFFER_TOO_SMALL;",
             )
@@ -434,6 +444,14 @@ class Host:
                 "call.rest.out = new_residual;",
                 "call.rest.mode = TF_HIPS_RESIDUAL;",
             )
+        if function.notes_broken:
+            lines.add("call.broken = reinterpret_cast<int32_t*>(own + 1);")
+            lines.open("if (residual != nullptr && call.alone == 0) {")
+            lines.add(
+                "rest.broken = call.broken;",
+                "cudaMemsetAsync(call.broken, 0, sizeof(int32_t), stream);",
+            )
+            lines.close()
         lines.add("run_encode(call, stream);")
         if reads_again:
             lines.open("if (residual != nullptr) {")

@@ -196,10 +196,12 @@ class Gradient:
     Attributes:
         load: C++ up to where they are.
         wide: C++ for the vectors that this reads or writes.
+        after: a statement about what {tile} has then.
     """
 
     load: str
     wide: tuple[str, ...]
+    after: str = ""
 
 
 class Scope:
@@ -428,6 +430,8 @@ class Scope:
             lines.add(f"{kind} {name}[8];")
             if vector.form == "gradient":
                 lines.add(f"{gradient.load}, first, n, {name});")
+                if gradient.after:
+                    lines.add(gradient.after.format(tile=name))
                 self.wide += gradient.wide
             elif vector.form == "state":
                 lines.add(f"load8<is_full>({vector.pointer}, first, n, {name});")

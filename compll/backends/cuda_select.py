@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Vectors that are kept between kernels: filter, sort, top_k, scatter (select.cuh, top_k.cuh).
 
-    filter    flags to a bit each, counted by tile; the counts scanned; values to their places
+    filter    what a tile keeps to its beginning; the counts scanned; then one behind another
     sort      keys; a block of threads a chunk sorts them, or, where one element is all that is
               read, finds that by counting digits
-    top_k     keys; three times: count a digit, pick it; then as a filter; a block of threads does
-              a small one alone
-    scatter   places; checked; zeros; values to their places
+    top_k     cuda_top_k.py
+    scatter   places, checked; zeros; values to their places
 
 Nothing is written to the gradient of a decode before all places of all its chunks are checked.
 """
@@ -15,21 +14,30 @@ import itertools
 from collections.abc import Callable, Sequence
 
 from compll.backends.cuda_kernels import HERE, Kernels, Launch
-from compll.backends.cuda_reads import only_index, roots_of
+from compll.backends.cuda_reads import only_index, reads_own, roots_of
 from compll.backends.cuda_reduce import Item
 from compll.backends.cuda_scope import Scope, element, most_kept, part_of, reads
+from compll.backends.cuda_sums import Sums, whole_of
+from compll.backends.cuda_top_k import TopK
 from compll.ir import nodes
 from compll.ir.types import BOOL, FLOAT, INT, Type
 from compll.ir.walk import free_vars
 
 
 class Selections:
-    """Emits what the steps of one function keep."""
+    """Emits what the steps of one function keep.
 
-    def __init__(self, kernels: Kernels) -> None:
-        """`kernels`: of the function."""
+    Attributes:
+        sums: of gradient and residual.
+        looks_broken: a kernel of a decode looks for what is not finite, unless it is told of none.
+    """
+
+    def __init__(self, kernels: Kernels, *, may_note: bool = False) -> None:
+        """`kernels`: of the function; `may_note`: its decode looks for what is not finite."""
         self.kernels = kernels
         self.lines = kernels.lines
+        self.sums = Sums(kernels, may_note=may_note)
+        self.looks_broken = False
 
     def store(self, step: nodes.Store, left: list[nodes.Step]) -> None:
         """Makes a vector; later kernels may read it.
@@ -43,7 +51,7 @@ class Selections:
             case nodes.Sort():
                 self._sort(step, value, left)
             case nodes.TopK():
-                self._top_k(step, value)
+                TopK(self.sums).run(step, value)
             case nodes.Scatter():
                 loop = self.kernels.loop(value.size)
                 member = self.kernels.array("float", step.var.name, f"kTile * call.tiles[{loop}]")
@@ -57,25 +65,13 @@ class Selections:
         """Writes a scatter to the gradient of a decode, in the way that `mode` asks for."""
         self._scatter(value, "out", is_out=True)
         kernels = self.kernels
-        kernels.begin("finite", kernels.loop(value.size))
-        self._each_of("n", "if (!is_finite(out[k])) out[k] = 0.0f;")
+        self.looks_broken = True
+        # Of what is not at a place none is left, if the sum had none.
+        opening = ["if (call.broken != nullptr && *call.broken == 0) return;"]
+        kernels.begin("finite", kernels.loop(value.size), opening=opening)
+        self.lines.add("TF_HIPS_PHASE(t) { make_finite(t, spot.base, n, out); }")
         kernels.end()
         kernels.launches[-1] = kernels.launches[-1].only_if("call.mode == TF_HIPS_RESIDUAL")
-
-    def _each_of(self, count: str, statement: str) -> None:
-        """A phase over the elements `k` of a tile."""
-        self.lines.open("TF_HIPS_PHASE(t) {")
-        end = f"least(spot.base + kTile, {count})"
-        self.lines.open(f"for (int64_t k = spot.base + t; k < {end}; k += kThreads) {{")
-        self.lines.add(statement)
-        self.lines.close()
-        self.lines.close()
-
-    def _whole(self, scope: Scope, part: nodes.Elementwise) -> str:
-        """A variable for the length of a loop."""
-        name = scope.names.fresh("elements")
-        self.lines.add(f"const int64_t {name} = {scope.c(part.size)};")
-        return name
 
     def _limit(self, scope: Scope, value: nodes.Filter, source: nodes.Elementwise) -> str:
         if value.limit is None:
@@ -89,132 +85,120 @@ class Selections:
         source, flags, kind = part_of(value.source), part_of(value.flags), element(value.type)
         limits = [] if value.limit is None else [value.limit]
         loop, room = kernels.loop(source.size), kernels.loop(most_kept(step))
-        masks = kernels.array("uint8_t", f"{name}_masks", f"kThreads * call.tiles[{loop}]")
         counts = kernels.array("int64_t", f"{name}_tiles", f"call.tiles[{loop}]")
+        placed = kernels.array("Placed", f"{name}_placed", "1")
         held = Scope(kernels.side, self.lines).c.type(kind)
+        left = kernels.array(held, f"{name}_left", f"kTile * call.tiles[{loop}]")
         member = kernels.array(held, name, f"kTile * call.tiles[{room}]")
         total = kernels.scalar(step.var, "int64_t", f"{name}_count")
-        mask_at = f"call.{masks}[spot.chunk * call.{masks}_room + spot.base / kEach + t]"
         tile_at = f"call.{counts} + spot.chunk * call.{counts}_room"
 
-        kernels.begin("flags", loop, parts=[flags])
+        kernels.begin("flags", loop, parts=[flags, source])
         scope = kernels.scope()
-        scope.unpack([flags, source.size])
-        elements, mask = self._whole(scope, flags), scope.names.fresh("mask")
-        sums = scope.names.fresh("sums")
-        add(f"TF_HIPS_SHARED int64_t {sums}[kThreads];")
-        gradient = kernels.sum_lines([flags])
-        after = [f"{mask_at} = static_cast<uint8_t>({mask});", f"{sums}[t] = count_bits({mask});"]
+        scope.unpack([flags, source, source.size])
+        elements, mask = whole_of(scope, flags), scope.names.fresh("mask")
+        kept, at = scope.names.fresh("kept_here"), scope.names.fresh("left_here")
+        add(
+            f"TF_HIPS_SHARED Kept {kept};",
+            f"{held}* const {at} = call.{left} + spot.chunk * call.{left}_room + spot.base;",
+        )
+        gradient = self.sums.load(flags)
+        after = [f"note_kept(t, {mask}, &{kept});"]
 
         def note(text: str) -> str:
             return f"{mask} |= is_inside & ({text}) ? 1u << u : 0u;"
 
         item = Item(flags, BOOL, [f"uint32_t {mask} = 0;"], note, after)
         kernels.each(scope, flags.size, gradient, elements, [item])
-        add(f"sum_threads({sums}, {tile_at} + spot.base / kTile);")
-        self.lines.close()
+        # In the next phase a thread has only what is in memory.
+        for loaded in (scope.tiles, scope.drawn, scope.hoisted):
+            loaded.clear()
+        self.lines.open("TF_HIPS_PHASE(t) {")
+        place = scope.names.fresh("place")
+        self.lines.open(
+            f"each_kept(t, {kept}, {tile_at} + spot.base / kTile, [&](int u, int {place}) {{"
+        )
+        statements, text = scope.element(source, kind, "spot.base + kEach * t + u")
+        add(*statements, f"{at}[{place}] = {text};")
+        self.lines.close("});")
+        for _ in range(2):
+            self.lines.close()
         kernels.end()
 
         kernels.begin("places", None)
         scope = kernels.scope()
         scope.unpack([source.size, *limits])
+        elements, sums = whole_of(scope, source), scope.names.fresh("sums")
+        limit = scope.names.fresh("limit")
         add(
             f"TF_HIPS_SHARED int64_t {sums};",
-            f"scan_tiles({tile_at}, num_tiles({scope.c(source.size)}), &{sums});",
-        )
-        limit = self._limit(scope, value, source)
-        self.lines.open("TF_HIPS_PHASE(t) {")
-        add(f"if (t == 0) call.scalars[spot.chunk].{total} = least({sums}, {limit});")
-        self.lines.close()
-        self.lines.close()
-        kernels.end()
-
-        kernels.begin("keep", loop)
-        scope = kernels.scope()
-        scope.unpack([source, source.size, *limits])
-        limit, place = scope.names.fresh("limit"), scope.names.fresh("place")
-        scanned = scope.names.fresh("scanned")
-        mask = scope.names.fresh("mask")
-        add(
-            f"TF_HIPS_SHARED int64_t {sums}[2 * kThreads];",
             f"const int64_t {limit} = {self._limit(scope, value, source)};",
-            f"TF_HIPS_PHASE(t) {{ {sums}[t] = count_bits({mask_at}); }}",
-            f"const int64_t* const {scanned} = scan_threads({sums});",
+            f"scan_tiles({tile_at}, num_tiles({elements}), &{sums});",
         )
         self.lines.open("TF_HIPS_PHASE(t) {")
+        self.lines.open("if (t == 0) {")
         add(
-            f"const uint32_t {mask} = {mask_at};",
-            f"int64_t {place} = ({tile_at})[spot.base / kTile] + (t == 0 ? 0 : {scanned}[t - 1]);",
+            f"call.scalars[spot.chunk].{total} = least({sums}, {limit});",
+            f"call.{placed}[spot.chunk] = {{least({sums}, {limit}), {elements}}};",
         )
-        self.lines.open("for (int u = 0; u < kEach; ++u) {")
-        add(f"if (({mask} >> u & 1) == 0) continue;")
-        self.lines.open(f"if ({place} < {limit}) {{")
-        statements, text = scope.element(source, kind, "spot.base + kEach * t + u")
-        add(
-            *statements,
-            f"call.{member}[spot.chunk * call.{member}_room + {place}] = {text};",
-        )
-        self.lines.close()
-        add(f"++{place};")
         for _ in range(3):
             self.lines.close()
         kernels.end()
+
+        fields = ", ".join(
+            [
+                *(f"call.{left}, call.{left}_room, call.{counts}, call.{counts}_room",),
+                *(f"call.{placed}, call.{member}, call.{member}_room, call.tiles[{loop}]",),
+            ]
+        )
+        packing = f"Packing<{held}>{{{fields}}}"
+        blocks = f"num_packers(call.tiles[{loop}]) * call.tensor.chunks"
+        grid = f"launch_pack({packing}, {blocks}, stream);"
+        alone = f"for (uint32_t k = 0; k < {blocks}; ++k) pack_tiles({packing}, k);"
+        kernels.launches.append(Launch(grid, alone))
         kernels.define_kept(step, member, total)
 
-    # Sort and top_k begin with a key for each element.
+    # Sort.
 
     def _keys(
         self,
-        name: str,
         part: nodes.Elementwise,
         kind: Type,
         key: Callable[[str], str],
         keys: str,
-        first: Callable[[Scope], list[str]],
-        roots: list[nodes.Expr],
-        bins: str = "",
+        left: Sequence[nodes.Step],
     ) -> None:
         """A kernel that leaves the keys of a vector.
 
         Args:
-            name: of the kernel.
             part: the vector.
             kind: of its elements.
             key: C++ for the key of a value.
             keys: the member that takes them.
-            first: what one thread a chunk does.
-            roots: what that needs.
-            bins: the member that takes the counts of their first digits, if any.
+            left: the steps behind it.
         """
-        kernels, add = self.kernels, self.lines.add
-        loop = kernels.loop(part.size)
-        opening = ["TF_HIPS_SHARED int32_t bins_here[kBins];", "clear_bins(bins_here);"]
-        kernels.begin(name, loop, opening=opening if bins else (), parts=[part], besides=roots)
+        kernels, side = self.kernels, self.kernels.side
+        # Of its own elements it forms the sum itself.
+        is_own = reads_own(side, [part], [expr for _, expr in kernels.header])
+        will_sum = not is_own and reads([part], side.gradient) and self.sums.will_form(left)
+        kernels.begin("keys", kernels.loop(part.size), parts=[part])
         scope = kernels.scope()
-        scope.unpack([part, part.size, *roots])
-        elements = self._whole(scope, part)
-        gradient = kernels.sum_lines([part])
+        scope.unpack([part, part.size])
+        if will_sum:
+            self.sums.read_early(scope)
+        elements = whole_of(scope, part)
+        gradient = self.sums.load(part)
         made, at = scope.names.fresh("keys_here"), f"spot.chunk * call.{keys}_room + first"
-        counted = f" if (is_inside) atomicAdd(&bins_here[{made}[u] >> 21], 1);" if bins else ""
         item = Item(
             part,
             kind,
             [f"{'uint32_t' if kind == FLOAT else 'uint64_t'} {made}[kEach];"],
-            lambda text: f"{made}[u] = is_inside ? {key(text)} : 0;{counted}",
+            lambda text: f"{made}[u] = is_inside ? {key(text)} : 0;",
             [f"keep8({made}, call.{keys} + {at});"],
         )
         kernels.each(scope, part.size, gradient, elements, [item])
-        lines = first(scope)
-        if lines:
-            self.lines.open("TF_HIPS_PHASE(t) {")
-            self.lines.open("if (t == 0 && spot.base == 0) {")
-            add(*lines)
-            self.lines.close()
-            self.lines.close()
         self.lines.close()
-        chunk = f"int64_t{{block_index}} * call.run[{loop}] / call.tiles[{loop}]"
-        flush = f"add_bins(bins_here, call.{bins} + {chunk} * kPasses * kBins);"
-        kernels.end([f"if (call.alone == 0) {flush}"] if bins else ())
+        kernels.end()
 
     def _sort(self, step: nodes.Store, value: nodes.Sort, left: list[nodes.Step]) -> None:
         kernels, add, name = self.kernels, self.lines.add, step.var.name
@@ -231,7 +215,7 @@ class Selections:
             number = text if kind == FLOAT else f"static_cast<int64_t>({text})"
             return f"sort_key({number}, {order})"
 
-        self._keys("keys", part, kind, key, keys, lambda _: [], [])
+        self._keys(part, kind, key, keys, left)
         if index is not None:
             member = kernels.scalar(step.var, "float")
             kernels.define_kept(step, member, is_picked=True)
@@ -246,7 +230,7 @@ class Selections:
         kernels.begin("sort", None)
         scope = kernels.scope()
         scope.unpack([part.size])
-        elements = self._whole(scope, part)
+        elements = whole_of(scope, part)
         at = scope.names.fresh("keys")
         key_type = "uint32_t" if kind == FLOAT else "uint64_t"
         add(
@@ -287,7 +271,7 @@ class Selections:
         kernels.begin("pick", None)
         scope = kernels.scope()
         scope.unpack([part.size, index])
-        elements = self._whole(scope, part)
+        elements = whole_of(scope, part)
         place, found = scope.names.fresh("place"), scope.names.fresh("found")
         add(
             f"TF_HIPS_SHARED uint32_t {found};",
@@ -306,107 +290,22 @@ class Selections:
             self.lines.close()
         kernels.end()
 
-    def _top_k(self, step: nodes.Store, value: nodes.TopK) -> None:
-        kernels, name = self.kernels, step.var.name
-        part = part_of(value.source)
-        loop, room = kernels.loop(part.size), kernels.loop(most_kept(step))
-        keys = kernels.array("uint32_t", f"{name}_keys", f"kTile * call.tiles[{loop}]")
-        bins = kernels.array("int32_t", f"{name}_bins", "kPasses * kBins")
-        chosen = kernels.array("Chosen", f"{name}_chosen", "1")
-        totals = kernels.array("int64_t", f"{name}_totals", f"call.tiles[{loop}]")
-        member = kernels.array("int64_t", name, f"kTile * call.tiles[{room}]")
-        left = [
-            kernels.array("uint32_t", f"{name}_{what}", f"kTile * call.tiles[{loop}]")
-            for what in ("tile_keys", "tile_places", "few_places")
-        ]
-
-        def first(scope: Scope) -> list[str]:
-            size = scope.c(part.size)
-            return [
-                "const int64_t wanted_ = "
-                f"least(maximum<int64_t>({scope.c(value.count)}, 0), {size});",
-                f"call.{chosen}[spot.chunk] = "
-                f"{{{size}, wanted_, 0, 0u, static_cast<uint32_t>(wanted_)}};",
-            ]
-
-        clear = (
-            f"cudaMemsetAsync(call.{bins}, 0, "
-            f"static_cast<size_t>(call.tensor.chunks) * kPasses * kBins * sizeof(int32_t), stream);"
-        )
-        kernels.launches.append(Launch(clear, ""))
-        self._keys(
-            *("ranks", part, FLOAT, lambda text: f"rank_key({text})", keys, first),
-            [value.count],
-            bins,
-        )
-        members = ", ".join(f"call.{item}" for item in (bins, chosen, totals))
-        fields = [
-            *(f"call.{keys}, call.{keys}_room, {members}, call.{totals}_room",),
-            *(f"call.{item}" for item in left),
-            *(f"call.{member}, call.{member}_room, call.tiles[{loop}], call.tensor.chunks",),
-            *(f"call.blocks[{loop}], call.run[{loop}]",),
-        ]
-        call = f"{{{', '.join(fields)}}}"
-        grid, alone = f"run_top_k({call}, stream);", f"top_k_alone({call});"
-        kernels.launches.append(Launch(grid, alone, number=10))
-        kernels.define_kept(step, member)
-
     # Scatter.
 
     def _scatter(self, value: nodes.Scatter, target: str, *, is_out: bool = False) -> None:
         kernels, add = self.kernels, self.lines.add
-        indices, values = part_of(value.indices), part_of(value.values)
-        useds = [] if value.used is None else [value.used]
-        loop, whole = kernels.loop(indices.size), kernels.loop(value.size)
-        places = kernels.array("int64_t", "places", f"kTile * call.tiles[{loop}]")
+        values, whole = part_of(value.values), kernels.loop(value.size)
+        # A chunk of the gradient has no more than 32 bits count.
+        place = "int32_t" if is_out else "int64_t"
+        loop = kernels.loop(part_of(value.indices).size)
+        places = kernels.array(place, "places", f"kTile * call.tiles[{loop}]")
         placed = kernels.array("Placed", "placed", "1")
         place_at = f"call.{places} + spot.chunk * call.{places}_room"
-
-        kernels.begin("places", loop, is_check=True)
-        scope = kernels.scope()
-        scope.unpack([indices, indices.size, values.size, value.size, *useds])
-        elements, most = self._whole(scope, indices), scope.names.fresh("most")
-        used = scope.names.fresh("used")
-        add(f"const int64_t {most} = least({elements}, {scope.c(values.size)});")
-        add(f"const int64_t {used} = {scope.c(value.used) if value.used is not None else most};")
-        at = f"({place_at})[first + u]"
-        item = Item(indices, INT, [], lambda text: f"if (is_inside) {at} = {text};", [])
-        kernels.each(scope, indices.size, HERE, elements, [item])
-        self.lines.open("TF_HIPS_PHASE(t) {")
-        self.lines.open("if (t == 0 && spot.base == 0) {")
-        is_bad = f"{used} < 0 || {used} > {most}"
-        complaint = "complain(call.report, call.rows.first, spot.chunk, " + (
-            "TF_HIPS_BODY_CONTRADICTS_PARAMS);"
-        )
-        add(
-            f"call.{placed}[spot.chunk] = {{{is_bad} ? 0 : {used}, {scope.c(value.size)}}};",
-            f"if ({is_bad}) {complaint}",
-        )
-        for _ in range(3):
-            self.lines.close()
-        kernels.end()
-
-        kernels.begin("check", loop, is_check=True)
-        kernels.lines.open("{")
-        add(
-            f"const Placed placed_here = call.{placed}[spot.chunk];",
-            f"const int64_t* const places_here = {place_at};",
-        )
-        self.lines.open("TF_HIPS_PHASE(t) {")
-        end = "least(spot.base + kTile, placed_here.used)"
-        self.lines.open(f"for (int64_t k = spot.base + t; k < {end}; k += kThreads) {{")
-        add(
-            "const int64_t before = k == 0 ? -1 : places_here[k - 1];",
-            "if (places_here[k] <= before || places_here[k] >= placed_here.whole) {",
-            f"  {complaint}",
-            "}",
-        )
-        for _ in range(3):
-            self.lines.close()
-        kernels.end()
+        self._places(value, loop, (place, place_at, placed))
 
         kernels.begin("clear", whole)
-        self._each_of(f"call.{placed}[spot.chunk].whole", f"{target}[k] = 0.0f;")
+        size = f"call.{placed}[spot.chunk].whole"
+        add(f"TF_HIPS_PHASE(t) {{ clear_tile(t, spot.base, {size}, {target}); }}")
         kernels.end()
         if is_out:
             kernels.launches[-1] = kernels.launches[-1].only_if("call.mode == TF_HIPS_SET")
@@ -414,17 +313,83 @@ class Selections:
         kernels.begin("scatter", kernels.loop(values.size))
         scope = kernels.scope()
         scope.unpack([values, values.size])
-        elements, number = f"call.{placed}[spot.chunk].used", scope.names.fresh("place")
-        at = f"{target}[{number}]"
-        is_taken = "call.mode == TF_HIPS_RESIDUAL" if is_out else "false"
+        used, made = f"call.{placed}[spot.chunk].used", scope.names.fresh("values_here")
+        mode = "call.mode" if is_out else "TF_HIPS_SET"
+        item = Item(
+            values,
+            FLOAT,
+            [f"float {made}[kEach];"],
+            lambda text: f"{made}[u] = {text};",
+            [f"scatter8({made}, {place_at} + first, {used} - first, {mode}, {target});"],
+        )
+        kernels.each(scope, values.size, HERE, used, [item])
+        self.lines.close()
+        kernels.end()
 
-        def put(text: str) -> str:
-            return (
-                f"if (is_inside) {{ const float value_here = {text}; "
-                f"const int64_t {number} = ({place_at})[first + u]; "
-                f"{at} = {is_taken} ? {at} - (0.0f + value_here) : {at} + value_here; }}"
-            )
+    def _places(self, value: nodes.Scatter, loop: int, names: tuple[str, str, str]) -> None:
+        """A kernel that leaves the places of a scatter, and checks them.
 
-        kernels.each(scope, values.size, HERE, elements, [Item(values, FLOAT, [], put, [])])
+        `names`: the type of a place, where they go, and the member that says how many there are.
+        """
+        kernels, add = self.kernels, self.lines.add
+        place, place_at, placed = names
+        indices, values = part_of(value.indices), part_of(value.values)
+        useds = [] if value.used is None else [value.used]
+        kernels.begin("places", loop, is_check=True)
+        # Behind the place before the tile those of the tile.
+        add(f"TF_HIPS_SHARED {place} places_here[kTile + 1];")
+        scope = kernels.scope()
+        scope.unpack([indices, indices.size, value.size])
+        elements, size = whole_of(scope, indices), scope.names.fresh("size")
+        add(f"const int64_t {size} = {scope.c(value.size)};")
+        made = scope.names.fresh("made")
+        item = Item(
+            indices,
+            INT,
+            [f"{place} {made}[kEach];"],
+            lambda text: f"{made}[u] = place_of<{place}>({text}, {size});",
+            [
+                f"keep8({made}, {place_at} + first);",
+                f"for (int u = 0; u < kEach; ++u) places_here[kEach * t + u + 1] = {made}[u];",
+            ],
+        )
+        kernels.each(scope, indices.size, HERE, elements, [item])
+        self.lines.close()
+
+        scope = kernels.scope()
+        scope.unpack([indices, indices.size, values.size, value.size, *useds])
+        elements, size = whole_of(scope, indices), scope.names.fresh("size")
+        most, used = scope.names.fresh("most"), scope.names.fresh("used")
+        is_bad = f"{used} < 0 || {used} > {most}"
+        add(
+            f"const int64_t {size} = {scope.c(value.size)};",
+            f"const int64_t {most} = least({elements}, {scope.c(values.size)});",
+            f"const int64_t {used} = {most if value.used is None else scope.c(value.used)};",
+        )
+        complaint = (
+            "complain(call.report, call.rows.first, spot.chunk, TF_HIPS_BODY_CONTRADICTS_PARAMS);"
+        )
+        self.lines.open("TF_HIPS_PHASE(t) {")
+        self.lines.open("if (t == 0 && spot.base == 0) {")
+        add(
+            "places_here[0] = -1;",
+            f"call.{placed}[spot.chunk] = {{{is_bad} ? 0 : {used}, {size}}};",
+            f"if ({is_bad}) {complaint}",
+        )
+        self.lines.close()
+        self.lines.open("if (t == 0 && spot.base != 0) {")
+        statements, text = scope.element(indices, INT, "spot.base - 1")
+        add(*statements, f"places_here[0] = place_of<{place}>({text}, {size});")
+        self.lines.close()
+        self.lines.close()
+        self.lines.open("TF_HIPS_PHASE(t) {")
+        last = scope.names.fresh("last")
+        add(
+            f"const int64_t {last} = least(kTile, ({is_bad} ? 0 : {used}) - spot.base);",
+            f"for (int k = t; k < {last}; k += kThreads) {{",
+            f"  if (places_here[k + 1] <= places_here[k]) {complaint}",
+            "}",
+        )
+        self.lines.close()
         self.lines.close()
         kernels.end()

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """What CUDA's kernels keep of a vector: ties of top_k, and sorts of which one element is read."""
 
+import itertools
+
 import numpy as np
 import pytest
 
 import compll
 from compll.backends import cuda
-from compll.packet import CHUNK
+from compll.packet import CHUNK, PREFIX
 from compll.passes import optimise
-from tests.compll.emulation import Emulated, build
+from tests.compll.emulation import RESIDUAL, Emulated, build
 from tests.compll.support import gradients, spec
 
+CONTRADICTS = 3
 pytestmark = pytest.mark.heavy  # runs of g++ where the cache is empty
 
 PICKED = """
@@ -78,3 +81,83 @@ def test_memory_of_top_k():
     """
     kernels = Emulated(spec("topk"))
     assert kernels.codec.scratch_bytes(kernels.values, 4 * CHUNK) < 4 * CHUNK * 16.5
+
+
+def test_places_that_do_not_ascend_are_reported():
+    """Wherever in a tile, and from one tile to the next; nothing is written then."""
+    program, n = spec("topk"), 300_000
+    kernels, reference = Emulated(program), compll.Reference(program)
+    good = reference.encode(np.random.default_rng(6).normal(size=n).astype(np.float32))
+    low, high = PREFIX.size, PREFIX.size + 2 * 3000
+    for place in (1, 7, 8, 1023, 1024, 1025, 2048, 2999):
+        bad = good.copy()
+        bad[low + 2 * place : low + 2 * place + 2] = bad[low + 2 * place - 2 : low + 2 * place]
+        before = bad[high + (place - 1) // 2] >> 4 * ((place - 1) % 2) & 15
+        bad[high + place // 2] &= 0xF0 >> 4 * (place % 2)
+        bad[high + place // 2] |= before << 4 * (place % 2)
+        with pytest.raises(compll.PacketError):
+            reference.decode(bad, n)
+        values, report = kernels.decode([bad], n, mode=RESIDUAL)
+        assert report == CONTRADICTS
+        assert (values == 7).all()
+    far = good.copy()
+    far[high + 1499] |= 0xF0  # behind the end
+    _, report = kernels.decode([far], n)
+    assert report == CONTRADICTS
+
+
+def sample_places(n: int, samples: int = 2048) -> np.ndarray:
+    """Those of sample_place (top_k.cuh)."""
+    number = np.arange(samples, dtype=np.uint64)
+    low, step = np.uint64(0xFFFFFFFF), np.uint64(n // samples)
+    hashed = ((number + np.uint64(1)) * np.uint64(2654435769)) & low
+    hashed = ((hashed ^ hashed >> np.uint64(15)) * np.uint64(2246822519)) & low
+    return (number * step + (hashed * step >> np.uint64(32))).astype(np.int64)
+
+
+@pytest.mark.parametrize("name", ("topk", "dgc"))
+def test_a_sample_that_misleads(name):
+    """All that it holds is large, and nothing else: fewer keys are left than are wanted."""
+    program, n = spec(name), 300_007
+    kernels, reference = Emulated(program), compll.Reference(program)
+    rng = np.random.default_rng(8)
+    x = rng.normal(size=n).astype(np.float32)
+    x[sample_places(n)] *= 1000
+    assert np.count_nonzero(np.abs(x) > 50) < n // 100
+    if program.state_names:
+        state = np.zeros((2, n), np.float32)
+        packets, _ = kernels.encode(x, state=state)
+        np.testing.assert_array_equal(packets, reference.encode(x, state=state))
+        return
+    for backwards, is_apart in itertools.product((False, True), repeat=2):
+        kernels.order(backwards=backwards)
+        packets, _ = kernels.encode(x)
+        np.testing.assert_array_equal(packets, reference.encode(x))
+        residual = rng.normal(size=n).astype(np.float32)
+        residual[sample_places(n)] = 0
+        packets, left = kernels.encode(x, residual, is_apart=is_apart)
+        v = x + residual
+        np.testing.assert_array_equal(packets, reference.encode(v))
+        np.testing.assert_array_equal(left, v - reference.decode(packets, n))
+    kernels.order(backwards=False)
+
+
+@pytest.mark.parametrize("name", ("topk", "graddrop", "bisparse", "randomk"))
+def test_feedback_of_what_is_not_finite(name):
+    """What is left is finite, whether the kernel that forms the sum has told of some or of none."""
+    program, n = spec(name), 20_011
+    kernels, reference = Emulated(program), compll.Reference(program)
+    rng = np.random.default_rng(9)
+    most = np.float32(3.4e38)
+    residual = rng.normal(size=n).astype(np.float32)
+    for value in (1, np.inf, -np.inf, np.nan, most):
+        x = rng.normal(size=n).astype(np.float32)
+        x[[0, 7777, n - 1]] = value
+        residual[7777] = most if value == most else 1
+        for is_apart in (False, True):
+            packets, left = kernels.encode(x, residual, is_apart=is_apart)
+            with np.errstate(all="ignore"):
+                v = x + residual
+                rest = v - reference.decode(packets, n)
+            np.testing.assert_array_equal(packets, reference.encode(v))
+            np.testing.assert_array_equal(left, np.where(np.isfinite(rest), rest, 0))

@@ -68,6 +68,70 @@ TF_HIPS_INLINE int count_bits(uint32_t word) {
 #endif
 }
 
+// `sum` and the four bytes of a word.
+TF_HIPS_INLINE uint32_t add_bytes(uint32_t sum, uint32_t word) {
+#ifdef __CUDA_ARCH__
+  return __dp4a(word, 0x01010101u, sum);
+#else
+  return sum + (word & 255) + (word >> 8 & 255) + (word >> 16 & 255) + (word >> 24);
+#endif
+}
+
+// What threads keep of the elements that they have: a bit for each, in shared memory.
+struct Kept {
+  uint32_t masks[kThreads / 4];   // a byte a thread
+  uint32_t counts[kThreads / 4];  // how many bits of it are set
+};
+
+TF_HIPS_INLINE void note_kept(int t, uint32_t mask, Kept* kept) {
+  reinterpret_cast<uint8_t*>(kept->masks)[t] = static_cast<uint8_t>(mask);
+  reinterpret_cast<uint8_t*>(kept->counts)[t] = static_cast<uint8_t>(count_bits(mask));
+}
+
+TF_HIPS_INLINE int kept_before(int t, const Kept& kept) {
+  uint32_t sum = 0;
+  for (int k = 0; k < t / 16; ++k) {
+    const uint4 words = reinterpret_cast<const uint4*>(kept.counts)[k];
+    sum = add_bytes(add_bytes(add_bytes(add_bytes(sum, words.x), words.y), words.z), words.w);
+  }
+  for (int k = t / 16 * 4; k < t / 4; ++k) sum = add_bytes(sum, kept.counts[k]);
+  if (t % 4 != 0) sum = add_bytes(sum, kept.counts[t / 4] & ((1u << (8 * (t % 4))) - 1));
+  return static_cast<int>(sum);
+}
+
+// Calls `put` with each element of its eight that thread t keeps, and with how many of the tile are
+// before. *count: how many those are altogether.
+template <typename Put>
+TF_HIPS_INLINE void each_kept(int t, const Kept& kept, int64_t* count, const Put& put) {
+  const uint32_t mask = reinterpret_cast<const uint8_t*>(kept.masks)[t];
+  if (mask == 0 && t != kThreads - 1) return;
+  int place = kept_before(t, kept);
+  for (int u = 0; u < kEach; ++u) {
+    if ((mask >> u & 1) != 0) put(u, place++);
+  }
+  if (t == kThreads - 1) *count = place;
+}
+
+// The gradient as a later kernel forms it.
+struct Summed {
+  const float* gradient;
+  const float* residual;  // null where there is none
+};
+
+TF_HIPS_INLINE float value_at(const Summed& sum, int64_t count, int64_t index) {
+  const float value = value_at(sum.gradient, count, index);
+  return sum.residual == nullptr ? value : value + value_at(sum.residual, count, index);
+}
+
+// Tells of sums with a residual, if there is one, that are not finite.
+TF_HIPS_INLINE void note_broken(const float (&sums)[8], const float* residual, int32_t* broken) {
+  if (residual == nullptr) return;
+  bool is_fine = true;
+  TF_HIPS_UNROLL
+  for (int u = 0; u < 8; ++u) is_fine = is_fine && is_finite(sums[u]);
+  if (!is_fine) *broken = 1;
+}
+
 // Words in the order of floats, -0 before 0.
 TF_HIPS_INLINE uint32_t float_key(float value) {
   uint32_t bits;
@@ -162,6 +226,120 @@ __device__ void sort_keys(Key* keys, int64_t count) {
 struct Placed {
   int64_t used, whole;
 };
+
+// Threads that copy what a tile has left, and tiles of a block of threads.
+constexpr int kPackers = 16;
+constexpr int kPackedTiles = kThreads / kPackers;
+
+TF_HIPS_INLINE int64_t num_packers(int64_t tiles) {
+  return (tiles + kPackedTiles - 1) / kPackedTiles;
+}
+
+// What the tiles of a chunk have left, each at its beginning.
+template <typename T>
+struct Packing {
+  const T* left;
+  int64_t left_room;
+  const int64_t* before;  // a tile: how many those before it have
+  int64_t before_room;
+  const Placed* placed;  // a chunk: how many are wanted, and of how many elements
+  T* out;                // where they go, one behind another
+  int64_t out_room;
+  int64_t tiles;
+};
+
+template <typename T>
+TF_HIPS_BLOCK pack_tiles(const Packing<T>& call, uint32_t block_index) {
+  const uint32_t blocks = static_cast<uint32_t>(num_packers(call.tiles));
+  const uint32_t chunk = block_index / blocks;
+  const uint32_t first = (block_index - chunk * blocks) * kPackedTiles;
+  const Placed placed = call.placed[chunk];
+  TF_HIPS_PHASE(t) {
+    const int64_t tile = first + t / kPackers, tiles = num_tiles(placed.whole);
+    if (tile < tiles) {
+      const int64_t* const before = call.before + chunk * call.before_room + tile;
+      const int64_t begin = before[0];
+      const int64_t end = tile + 1 == tiles ? placed.used : least(before[1], placed.used);
+      const T* const from = call.left + chunk * call.left_room + tile * kTile;
+      T* const to = call.out + chunk * call.out_room + begin;
+      for (int k = t % kPackers; k < end - begin; k += kPackers) to[k] = from[k];
+    }
+  }
+}
+
+template <typename T>
+TF_HIPS_KERNEL pack_tiles_grid(const Packing<T> call) {
+  pack_tiles(call, blockIdx.x);
+}
+
+template <typename T>
+void launch_pack(const Packing<T>& call, int64_t blocks, cudaStream_t stream) {
+  TF_HIPS_LAUNCH(pack_tiles_grid, blocks, kThreads, stream, call);
+}
+
+// A place of a vector of `whole` elements; -1, which is behind none, where it is outside.
+template <typename Place>
+TF_HIPS_INLINE Place place_of(int64_t place, int64_t whole) {
+  return place >= 0 && place < whole ? static_cast<Place>(place) : Place{-1};
+}
+
+// Eight values to their places, which all differ: those of the first `count`. All are read before
+// the first is written, or each would wait for the one before.
+template <typename Place>
+TF_HIPS_INLINE void scatter8(const float (&values)[8], const Place* places, int64_t count,
+                             int32_t mode, float* out) {
+  if (count <= 0) return;
+  Place at[8];
+  take8(places, at);
+  float there[8];
+  TF_HIPS_UNROLL
+  for (int u = 0; u < 8; ++u) {
+    there[u] = mode != TF_HIPS_SET && u < count ? out[at[u]] : 0.0f;
+  }
+  TF_HIPS_UNROLL
+  for (int u = 0; u < 8; ++u) {
+    if (u >= count) break;
+    out[at[u]] =
+        mode == TF_HIPS_RESIDUAL ? taken(there[u], 0.0f + values[u]) : there[u] + values[u];
+  }
+}
+
+// Calls `four` with the first of each four neighbours that thread t has of a tile of `out`, which
+// ends at `end`, and `one` with each element where they are not all there, or not aligned. A warp's
+// fours are neighbours, too.
+template <typename Four, typename One>
+TF_HIPS_INLINE void each_four(int t, int64_t base, int64_t end, const float* out, const Four& four,
+                              const One& one) {
+  TF_HIPS_UNROLL
+  for (int part = 0; part < kTile / (4 * kThreads); ++part) {
+    const int64_t first = base + 4 * (part * kThreads + t);
+    if (first + 4 <= end && is_aligned(out + first, 16)) {
+      four(first);
+    } else {
+      for (int64_t k = first; k < least(first + 4, end); ++k) one(k);
+    }
+  }
+}
+
+TF_HIPS_INLINE void clear_tile(int t, int64_t base, int64_t end, float* out) {
+  each_four(
+      t, base, end, out,
+      [&](int64_t first) { *reinterpret_cast<float4*>(out + first) = {0.0f, 0.0f, 0.0f, 0.0f}; },
+      [&](int64_t k) { out[k] = 0.0f; });
+}
+
+// Makes 0 of what is not finite.
+TF_HIPS_INLINE void make_finite(int t, int64_t base, int64_t end, float* out) {
+  const auto one = [&](int64_t k) {
+    if (!is_finite(out[k])) out[k] = 0.0f;
+  };
+  const auto four = [&](int64_t first) {
+    const float4 here = *reinterpret_cast<const float4*>(out + first);
+    if (is_finite(here.x) && is_finite(here.y) && is_finite(here.z) && is_finite(here.w)) return;
+    for (int k = 0; k < 4; ++k) one(first + k);
+  };
+  each_four(t, base, end, out, four, one);
+}
 
 }  // namespace cuda
 }  // namespace tf_hips

@@ -11,13 +11,18 @@
 namespace tf_hips {
 namespace cuda {
 
-// Top k: the digits of the k-th largest key, from the top, by counting. The first digit is counted
-// where the keys are made (rank_tile); keys that are surely too small are left behind then
-// (top_k_gather, top_k_scan, top_k_pack), so that the rest looks at few.
+// Top k. A sample tells below which key surely none of the k largest is. Those that are not below
+// are left by the only kernel that makes keys, which counts their first digits (top_k_settle makes
+// it leave all where the sample was wrong). Of what is left each digit of the k-th largest key is
+// found by counting, from the top.
 constexpr int kBins = 2048;
 constexpr int kPasses = 3;
+// Behind the bins of a chunk: how many blocks of threads are done, by passes.
+constexpr int kCounters = 32;
+constexpr int kCounts = kPasses * kBins + kCounters;
+constexpr int kSamples = 2048;
 // Blocks of threads a chunk that look at what is left.
-constexpr int kFewBlocks = 8;
+constexpr int kFewBlocks = 32;
 
 // What is known of a chunk.
 struct Chosen {
@@ -25,12 +30,13 @@ struct Chosen {
   int64_t left;    // keys that are not too small
   uint32_t key;    // of the k-th largest, as far as its digits are known
   uint32_t equal;  // how many of those with that key are wanted
+  uint32_t least;  // keys below it are too small
 };
 
 struct TopK {
-  uint32_t* keys;  // of all elements; behind top_k_pack those that a chunk has left
+  uint32_t* keys;  // those that a chunk has left
   int64_t room;
-  int32_t* bins;    // of each chunk kPasses * kBins, zero at first
+  int32_t* bins;    // of each chunk kCounts, zero at first
   Chosen* chosen;   // of each chunk
   int64_t* totals;  // of each tile
   int64_t totals_room;
@@ -39,8 +45,7 @@ struct TopK {
   uint32_t* few_places;   // where those were that a chunk has left
   int64_t* out;
   int64_t out_room;
-  int64_t tiles, chunks, blocks;
-  int32_t run;
+  int64_t tiles, chunks;
 };
 
 TF_HIPS_INLINE int shift_of(int pass) { return pass == 0 ? 21 : pass == 1 ? 10 : 0; }
@@ -50,40 +55,45 @@ TF_HIPS_INLINE bool is_candidate(uint32_t key, uint32_t found, int pass) {
   return pass == 0 || key >> shift_of(pass - 1) == found >> shift_of(pass - 1);
 }
 
-// Adds what a block of threads has counted to the bins of its chunk. In phases.
-__device__ inline void add_bins(const int32_t* bins, int32_t* all) {
+// Adds what a block of threads has counted to the bins of its chunk. In phases. `first`: bins
+// before it count nothing.
+__device__ inline void add_bins(const int32_t* bins, int32_t* all, uint32_t first = 0) {
   TF_HIPS_PHASE(t) {
-    for (int k = t; k < kBins; k += kThreads) {
+    for (uint32_t k = first + t; k < kBins; k += kThreads) {
       if (bins[k] != 0) atomicAdd(&all[k], bins[k]);
     }
   }
 }
 
-__device__ inline void clear_bins(int32_t* bins) {
+__device__ inline void clear_bins(int32_t* bins, uint32_t first = 0) {
   TF_HIPS_PHASE(t) {
-    for (int k = t; k < kBins; k += kThreads) bins[k] = 0;
+    for (uint32_t k = first + t; k < kBins; k += kThreads) bins[k] = 0;
   }
+}
+
+// What this thread has written or seen is there for others that see what it writes next.
+TF_HIPS_INLINE void fence() {
+#ifdef __CUDA_ARCH__
+  __threadfence();
+#endif
+}
+
+// Whether a block of threads is the last of `blocks` to get here; it then sees what the others have
+// written. `counter`: zero at first. In phases.
+__device__ inline bool is_last_block(int32_t* counter, int64_t blocks) {
+  TF_HIPS_SHARED int32_t before;
+  TF_HIPS_PHASE(t) {
+    if (t == 0) {
+      fence();
+      before = atomicAdd(counter, 1);
+      fence();
+    }
+  }
+  return before == blocks - 1;
 }
 
 TF_HIPS_INLINE uint32_t digit_of(uint32_t key, int pass) {
   return key >> shift_of(pass) & (pass == 2 ? 1023u : 2047u);
-}
-
-// Counts a digit of the keys that are left.
-TF_HIPS_KERNEL top_k_count(const TopK call, int pass) {
-  TF_HIPS_SHARED int32_t bins[kBins];
-  const int64_t chunk = blockIdx.x / kFewBlocks;
-  const Chosen& chosen = call.chosen[chunk];
-  const uint32_t* const keys = call.keys + chunk * call.room;
-  clear_bins(bins);
-  TF_HIPS_PHASE(t) {
-    const int64_t first = static_cast<int64_t>(blockIdx.x % kFewBlocks) * kThreads + t;
-    for (int64_t k = first; k < chosen.left; k += kFewBlocks * kThreads) {
-      if (!is_candidate(keys[k], chosen.key, pass)) continue;
-      atomicAdd(&bins[digit_of(keys[k], pass)], 1);
-    }
-  }
-  add_bins(bins, call.bins + (chunk * kPasses + pass) * kBins);
 }
 
 // Finds the digit of the wanted key from the counts of a pass. In phases.
@@ -119,9 +129,17 @@ __device__ inline void pick_digit(const int32_t* bins, int pass, Chosen* found) 
   }
 }
 
-TF_HIPS_KERNEL top_k_pick(const TopK call, int pass) {
-  const int64_t chunk = blockIdx.x;
-  pick_digit(call.bins + (chunk * kPasses + pass) * kBins, pass, &call.chosen[chunk]);
+// A digit of the wanted key, from the bins of its chunk.
+__device__ inline void pick_pass(const TopK& call, int64_t chunk, int pass) {
+  pick_digit(call.bins + chunk * kCounts + pass * kBins, pass, &call.chosen[chunk]);
+}
+
+// The same by the last of `blocks` blocks of threads of a chunk, which have counted `bins`.
+__device__ inline void pick_last(const TopK& call, int64_t chunk, int pass, const int32_t* bins,
+                                 int64_t blocks) {
+  int32_t* const counts = call.bins + chunk * kCounts;
+  add_bins(bins, counts + pass * kBins);
+  if (is_last_block(counts + kPasses * kBins + pass, blocks)) pick_pass(call, chunk, pass);
 }
 
 TF_HIPS_INLINE int64_t compared(uint32_t key, const Chosen& chosen) {
@@ -129,78 +147,111 @@ TF_HIPS_INLINE int64_t compared(uint32_t key, const Chosen& chosen) {
   return key > chosen.key ? int64_t{1} << 32 : key == chosen.key ? 1 : 0;
 }
 
-// The keys of a tile that are not too small go to its beginning, in their order.
-TF_HIPS_KERNEL top_k_gather(const TopK call) {
-  TF_HIPS_SHARED int64_t sums[2 * kThreads];
-  for (int turn = 0; turn < call.run; ++turn) {
-    const int64_t block = int64_t{blockIdx.x} * call.run + turn;
-    if (block >= call.blocks) break;
-    const Spot spot = find_spot(static_cast<uint32_t>(block), call.tiles);
-    const Chosen& chosen = call.chosen[spot.chunk];
-    const int64_t begin = spot.chunk * call.room + spot.base;
-    const int count = static_cast<int>(least(kTile, chosen.count - spot.base));
-    const uint32_t least_key = chosen.wanted == 0 ? 0xFFFFFFFFu : chosen.key;
-    TF_HIPS_PHASE(t) {
-      uint32_t here[kEach];
-      take8(call.keys + begin + kEach * t, here);
-      int found = 0;
-      TF_HIPS_UNROLL
-      for (int u = 0; u < kEach; ++u) {
-        if (kEach * t + u < count && here[u] >= least_key) ++found;
-      }
-      sums[t] = found;
-    }
-    const int64_t* const scanned = scan_threads(sums);
-    TF_HIPS_PHASE(t) {
-      int64_t place = t == 0 ? 0 : scanned[t - 1];
-      uint32_t here[kEach] = {};
-      if (place < scanned[t]) take8(call.keys + begin + kEach * t, here);
-      const int inside = place < scanned[t] ? count - kEach * t : 0;
-      TF_HIPS_UNROLL
-      for (int u = 0; u < kEach; ++u) {
-        if (u >= inside || here[u] < least_key) continue;
-        call.tile_keys[begin + place] = here[u];
-        call.tile_places[begin + place] = static_cast<uint32_t>(spot.base + kEach * t + u);
-        ++place;
-      }
-      if (t == kThreads - 1) {
-        call.totals[spot.chunk * call.totals_room + spot.base / kTile] = place;
-      }
-    }
-  }
+TF_HIPS_INLINE Chosen chosen_of(int64_t size, int64_t wanted) {
+  return {size, wanted, 0, 0u, static_cast<uint32_t>(wanted), wanted == 0 ? 0xFFFFFFFFu : 0u};
 }
 
-TF_HIPS_KERNEL top_k_scan(const TopK call) {
-  TF_HIPS_SHARED int64_t total;
-  const int64_t chunk = blockIdx.x;
-  const int64_t tiles = num_tiles(call.chosen[chunk].count);
-  scan_tiles(call.totals + chunk * call.totals_room, tiles, &total);
+TF_HIPS_INLINE int64_t num_samples(int64_t size) { return least(kSamples, size); }
+
+// The element that is a sample: one of each as many neighbours, but none that a period would meet.
+TF_HIPS_INLINE int64_t sample_place(int64_t number, int64_t size) {
+  if (number >= num_samples(size)) return -1;
+  const int64_t step = size / num_samples(size);
+  uint32_t hash = static_cast<uint32_t>(number + 1) * 2654435769u;
+  hash = (hash ^ hash >> 15) * 2246822519u;
+  return number * step + static_cast<int64_t>(static_cast<uint64_t>(hash) * step >> 32);
+}
+
+// Which of the sorted samples is taken for `least`: a rank that fewer of the k largest exceed than
+// chance has it once in some hundred million chunks.
+TF_HIPS_INLINE int64_t sample_rank(const Chosen& chosen) {
+  const int64_t samples = num_samples(chosen.count);
+  const float mean = static_cast<float>(chosen.wanted) * static_cast<float>(samples) /
+                     static_cast<float>(chosen.count);
+  return samples - static_cast<int64_t>(mean + 6.0f * std::sqrt(mean) + 7.0f);
+}
+
+// The keys that a tile keeps, and where they are, go to its beginning, in their order. In phases.
+__device__ inline void leave_tile(const TopK& call, const Spot& spot, const uint32_t* keys,
+                                  const Kept& kept, int32_t* bins) {
+  uint32_t* const keys_left = call.tile_keys + spot.chunk * call.room + spot.base;
+  uint32_t* const places_left = call.tile_places + spot.chunk * call.room + spot.base;
+  int64_t* const total = call.totals + spot.chunk * call.totals_room + spot.base / kTile;
   TF_HIPS_PHASE(t) {
-    if (t == 0) call.chosen[chunk].left = total;
+    each_kept(t, kept, total, [&](int u, int place) {
+      const uint32_t key = keys[kEach * t + u];
+      keys_left[place] = key;
+      places_left[place] = static_cast<uint32_t>(spot.base) + kEach * t + u;
+      atomicAdd(&bins[digit_of(key, 0)], 1);
+    });
   }
 }
 
-// What the tiles of a chunk have left, one behind another.
+// What the tiles of a chunk have left. False if that is less than is wanted. In phases.
+__device__ inline bool scan_left(const TopK& call, int64_t chunk) {
+  TF_HIPS_SHARED int64_t total;
+  Chosen& chosen = call.chosen[chunk];
+  scan_tiles(call.totals + chunk * call.totals_room, num_tiles(chosen.count), &total);
+  TF_HIPS_PHASE(t) {
+    if (t == 0) chosen.left = total;
+  }
+  return total >= chosen.wanted;
+}
+
+// Lets all keys of a chunk be left, and forgets what was counted.
+__device__ inline void leave_all(const TopK& call, int64_t chunk) {
+  clear_bins(call.bins + chunk * kCounts);
+  TF_HIPS_PHASE(t) {
+    if (t == 0) call.chosen[chunk].least = 0;
+  }
+}
+
+// What the tiles of a chunk have left, one behind another; the second digit is counted.
 TF_HIPS_KERNEL top_k_pack(const TopK call) {
-  for (int turn = 0; turn < call.run; ++turn) {
-    const int64_t block = int64_t{blockIdx.x} * call.run + turn;
-    if (block >= call.blocks) break;
-    const Spot spot = find_spot(static_cast<uint32_t>(block), call.tiles);
-    const Chosen& chosen = call.chosen[spot.chunk];
-    const int64_t* const before = call.totals + spot.chunk * call.totals_room;
-    const int64_t tile = spot.base / kTile;
-    if (spot.base >= chosen.count) break;
-    const bool is_last = spot.base + kTile >= chosen.count;
-    const int64_t count = (is_last ? chosen.left : before[tile + 1]) - before[tile];
-    const int64_t from = spot.chunk * call.room + spot.base;
-    const int64_t to = spot.chunk * call.room + before[tile];
-    TF_HIPS_PHASE(t) {
-      for (int64_t k = t; k < count; k += kThreads) {
-        call.keys[to + k] = call.tile_keys[from + k];
+  TF_HIPS_SHARED int32_t bins[kBins];
+  const uint32_t blocks = static_cast<uint32_t>(num_packers(call.tiles));
+  const uint32_t chunk = blockIdx.x / blocks;
+  const uint32_t first = (blockIdx.x - chunk * blocks) * kPackedTiles;
+  const Chosen& chosen = call.chosen[chunk];
+  clear_bins(bins);
+  TF_HIPS_PHASE(t) {
+    const int64_t tile = first + t / kPackers, tiles = num_tiles(chosen.count);
+    if (tile < tiles) {
+      const int64_t* const before = call.totals + chunk * call.totals_room + tile;
+      const int64_t count = (tile + 1 == tiles ? chosen.left : before[1]) - before[0];
+      const int64_t from = chunk * call.room + tile * kTile;
+      const int64_t to = chunk * call.room + before[0];
+      for (int k = t % kPackers; k < count; k += kPackers) {
+        const uint32_t key = call.tile_keys[from + k];
         call.few_places[to + k] = call.tile_places[from + k];
+        call.keys[to + k] = key;
+        if (is_candidate(key, chosen.key, 1)) atomicAdd(&bins[digit_of(key, 1)], 1);
       }
     }
   }
+  pick_last(call, chunk, 1, bins, blocks);
+}
+
+// The last digit is counted.
+TF_HIPS_KERNEL top_k_count(const TopK call) {
+  TF_HIPS_SHARED int32_t bins[kBins];
+  constexpr int kPass = kPasses - 1;
+  const int64_t chunk = blockIdx.x / kFewBlocks;
+  const Chosen& chosen = call.chosen[chunk];
+  const int64_t left = chosen.left, first = int64_t{blockIdx.x % kFewBlocks} * kTile;
+  clear_bins(bins);
+  TF_HIPS_PHASE(t) {
+    for (int64_t base = first; base < left; base += kFewBlocks * kTile) {
+      uint32_t here[kEach];
+      take8(call.keys + chunk * call.room + base + kEach * t, here);
+      TF_HIPS_UNROLL
+      for (int u = 0; u < kEach; ++u) {
+        if (base + kEach * t + u >= left || !is_candidate(here[u], chosen.key, kPass)) continue;
+        atomicAdd(&bins[digit_of(here[u], kPass)], 1);
+      }
+    }
+  }
+  pick_last(call, chunk, kPass, bins, kFewBlocks);
 }
 
 // Writes the places of those of a tile of keys that are among the k largest: of equal ones the
@@ -243,46 +294,40 @@ __device__ inline const int64_t* write_tile(const uint32_t* keys, const uint32_t
 // are elements: where few are not 0, most keys are the wanted one.
 TF_HIPS_KERNEL top_k_sum(const TopK call) {
   TF_HIPS_SHARED int64_t sums[kThreads];
-  for (int turn = 0; turn < call.run; ++turn) {
-    const int64_t block = int64_t{blockIdx.x} * call.run + turn;
-    if (block >= call.blocks) break;
-    const Spot spot = find_spot(static_cast<uint32_t>(block), call.tiles);
-    const Chosen& chosen = call.chosen[spot.chunk];
-    if (spot.base >= chosen.left) break;
-    const uint32_t* const keys = call.keys + spot.chunk * call.room;
+  const int64_t chunk = blockIdx.x / kFewBlocks;
+  const Chosen& chosen = call.chosen[chunk];
+  const uint32_t* const keys = call.keys + chunk * call.room;
+  for (int64_t tile = blockIdx.x % kFewBlocks; tile * kTile < chosen.left; tile += kFewBlocks) {
     TF_HIPS_PHASE(t) {
       uint32_t here[kEach];
-      take8(keys + spot.base + kEach * t, here);
+      const int64_t first = tile * kTile + kEach * t;
+      take8(keys + first, here);
       int64_t sum = 0;
       TF_HIPS_UNROLL
       for (int u = 0; u < kEach; ++u) {
-        if (spot.base + kEach * t + u < chosen.left) sum += compared(here[u], chosen);
+        if (first + u < chosen.left) sum += compared(here[u], chosen);
       }
       sums[t] = sum;
     }
-    sum_threads(sums, &call.totals[spot.chunk * call.totals_room + spot.base / kTile]);
+    sum_threads(sums, &call.totals[chunk * call.totals_room + tile]);
   }
 }
 
 TF_HIPS_KERNEL top_k_write(const TopK call) {
   TF_HIPS_SHARED int64_t sums[kThreads];
   TF_HIPS_SHARED int64_t before;
-  for (int turn = 0; turn < call.run; ++turn) {
-    const int64_t block = int64_t{blockIdx.x} * call.run + turn;
-    if (block >= call.blocks) break;
-    const Spot spot = find_spot(static_cast<uint32_t>(block), call.tiles);
-    const Chosen& chosen = call.chosen[spot.chunk];
-    if (spot.base >= chosen.left) break;
-    const int64_t* const totals = call.totals + spot.chunk * call.totals_room;
+  const int64_t chunk = blockIdx.x / kFewBlocks, first = chunk * call.room;
+  const Chosen& chosen = call.chosen[chunk];
+  const int64_t* const totals = call.totals + chunk * call.totals_room;
+  for (int64_t tile = blockIdx.x % kFewBlocks; tile * kTile < chosen.left; tile += kFewBlocks) {
     TF_HIPS_PHASE(t) {
       int64_t sum = 0;
-      for (int64_t k = t; k < spot.base / kTile; k += kThreads) sum += totals[k];
+      for (int64_t k = t; k < tile; k += kThreads) sum += totals[k];
       sums[t] = sum;
     }
     sum_threads(sums, &before);
-    const int64_t first = spot.chunk * call.room;
-    write_tile(call.keys + first, call.few_places + first, spot.base, chosen.left, chosen, &before,
-               call.out + spot.chunk * call.out_room);
+    write_tile(call.keys + first, call.few_places + first, tile * kTile, chosen.left, chosen,
+               &before, call.out + chunk * call.out_room);
   }
 }
 
@@ -316,7 +361,7 @@ __device__ inline void pick_sorted(const uint32_t* keys, int64_t count, int64_t 
   TF_HIPS_PHASE(t) {
     if (t == 0) {
       const int64_t wanted = index >= 0 && index < count ? count - index : 0;
-      chosen = {count, wanted, 0, 0u, static_cast<uint32_t>(wanted)};
+      chosen = chosen_of(count, wanted);
     }
   }
   find_key(keys, &chosen);
@@ -325,36 +370,43 @@ __device__ inline void pick_sorted(const uint32_t* keys, int64_t count, int64_t 
   }
 }
 
-// All of it by one block of threads, for one chunk of few keys, of which no digit is counted yet.
+// Below which key surely none of the largest is, from those of a sample. In phases.
+__device__ inline void guess_least(const uint32_t* keys, Chosen* chosen) {
+  TF_HIPS_SHARED uint32_t key;
+  if (chosen->wanted == 0) return;
+  pick_sorted(keys, num_samples(chosen->count), sample_rank(*chosen), &key);
+  TF_HIPS_PHASE(t) {
+    if (t == 0) chosen->least = key;
+  }
+}
+
+// All of it by one block of threads, for one chunk of few keys, all of which are left, and of which
+// no digit is counted.
 __device__ inline void top_k_alone(const TopK& call) {
   TF_HIPS_SHARED int64_t before;
   const Chosen& chosen = *call.chosen;
-  find_key(call.keys, call.chosen);
+  find_key(call.tile_keys, call.chosen);
   TF_HIPS_PHASE(t) {
     if (t == 0) before = 0;
   }
   for (int64_t base = 0; base < chosen.count; base += kTile) {
     const int64_t* const sum =
-        write_tile(call.keys, nullptr, base, chosen.count, chosen, &before, call.out);
+        write_tile(call.tile_keys, nullptr, base, chosen.count, chosen, &before, call.out);
     TF_HIPS_PHASE(t) {
       if (t == 0) before += *sum;
     }
   }
 }
 
-// Of the keys of each chunk, whose first digit is counted, the places of the largest, ascending.
+// Of what each chunk has left, of whose wanted key the first digit is known, the places of the
+// largest, ascending.
 inline void run_top_k(const TopK& call, cudaStream_t stream) {
-  const int64_t runs = num_runs(call.blocks, call.run);
-  TF_HIPS_LAUNCH(top_k_pick, call.chunks, kThreads, stream, call, 0);
-  TF_HIPS_LAUNCH(top_k_gather, runs, kThreads, stream, call);
-  TF_HIPS_LAUNCH(top_k_scan, call.chunks, kThreads, stream, call);
-  TF_HIPS_LAUNCH(top_k_pack, runs, kThreads, stream, call);
-  for (int pass = 1; pass < kPasses; ++pass) {
-    TF_HIPS_LAUNCH(top_k_count, kFewBlocks * call.chunks, kThreads, stream, call, pass);
-    TF_HIPS_LAUNCH(top_k_pick, call.chunks, kThreads, stream, call, pass);
-  }
-  TF_HIPS_LAUNCH(top_k_sum, runs, kThreads, stream, call);
-  TF_HIPS_LAUNCH(top_k_write, runs, kThreads, stream, call);
+  const int64_t packers = num_packers(call.tiles);
+  const int64_t few = kFewBlocks * call.chunks;
+  TF_HIPS_LAUNCH(top_k_pack, packers * call.chunks, kThreads, stream, call);
+  TF_HIPS_LAUNCH(top_k_count, few, kThreads, stream, call);
+  TF_HIPS_LAUNCH(top_k_sum, few, kThreads, stream, call);
+  TF_HIPS_LAUNCH(top_k_write, few, kThreads, stream, call);
 }
 
 }  // namespace cuda
