@@ -130,14 +130,14 @@ int32_t sort_few(Source source, const Ending& ending, bool is_wide, int32_t size
   const SortedFew kernel =
       is_wide ? (is_median ? few_of<true, 4>(size, Sizes()) : few_of<false, 4>(size, Sizes()))
               : (is_median ? few_of<true, 1>(size, Sizes()) : few_of<false, 1>(size, Sizes()));
-  const int64_t round = (is_wide ? kAtOnce<4> : kAtOnce<1>)*kBlock;
+  const int64_t at_once = kThreads * (is_wide ? 4 : 1);
   // Sums are those of a task; without them, more blocks of threads are better.
-  const int64_t each = squares == nullptr ? round : kTask;
-  const int64_t blocks = blocks_of(source.d, each);
+  const int32_t steps = squares == nullptr ? 4 : kSteps;
+  const int32_t rounds = squares == nullptr ? 1 : static_cast<int32_t>(kTask / (kSteps * at_once));
+  const int64_t blocks = blocks_of(source.d, rounds * steps * at_once);
   if (blocks > kMaxBlocks) return TF_HIPS_BAD_ROWS;
   double* const of_tasks = squares == nullptr ? nullptr : room.sums;
-  TF_HIPS_LAUNCH(kernel, blocks, kThreads, stream, source, ending,
-                 static_cast<int32_t>(each / round), out, of_tasks);
+  TF_HIPS_LAUNCH(kernel, blocks, kThreads, stream, source, ending, rounds, steps, out, of_tasks);
   if (squares != nullptr) add_up(of_tasks, source.d, source.n, squares, stream);
   return TF_HIPS_OK;
 }
@@ -186,7 +186,10 @@ int32_t coordinate(const float* const* rows, int32_t n, int64_t d, const float* 
   const Rows all = rows_of(rows, n, room, stream);
   source.rows = all;
   if (weights == nullptr && is_few) {
-    for (int32_t i = 0; i < n; ++i) source.rows.few[source.before + i] = rows[i];
+    for (int32_t k = 0; k < size; ++k) {
+      const int32_t i = k - source.before;
+      source.rows.few[k] = rows[i >= 0 && i < n ? i : 0];
+    }
   }
   if (weights != nullptr && is_few) {
     const int32_t padded = (size + 3) / 4 * 4;

@@ -36,36 +36,67 @@ struct Apart {
   double *squares, *distances;  // [d / tasks][n], [d / tasks][n (n - 1) / 2]
 };
 
-// Rows of a group, of which those behind the last one are zeros.
+// Where a group of rows has an element; any row stands for those behind the last one, whose sums
+// nobody takes. A loop with its addresses in registers has its loads under way together.
 template <int kRows>
-TF_HIPS_LOCAL void load_group(const Apart& of, int first, int64_t at, float (&x)[kRows]) {
+TF_HIPS_LOCAL void find_group(const Apart& of, int first, int64_t at, const float* (&x)[kRows]) {
   TF_HIPS_UNROLL
-  for (int i = 0; i < kRows; ++i) x[i] = first + i < of.n ? of.rows.at(first + i)[at] : 0.0f;
+  for (int i = 0; i < kRows; ++i) x[i] = of.rows.at(first + i < of.n ? first + i : first) + at;
 }
 
-// One lane of one block of 512: the sums of a tile, in an order that `keep_sums` knows, too.
-template <int kRows, int32_t kTileOf>
-TF_HIPS_LOCAL void add_lane(const Apart& of, int left, int right, int64_t first, float* parts) {
-  float sums[kSums<kRows, kTileOf>] = {};
-  for (int step = 0; step < kSteps && first + step * kLanes < of.d; ++step) {
-    float x[kRows], y[kRows];
-    load_group<kRows>(of, left, first + step * kLanes, x);
-    if constexpr (kTileOf == kBetween) load_group<kRows>(of, right, first + step * kLanes, y);
+// kSome elements of each row, kLanes apart, to the sums of a tile, in an order that `sum_at` knows,
+// too.
+template <int kRows, int32_t kTileOf, int kSome>
+TF_HIPS_LOCAL void add_steps(const float* (&left)[kRows], const float* (&right)[kRows],
+                             float (&sums)[kSums<kRows, kTileOf>]) {
+  float x[kSome][kRows], y[kSome][kRows];
+  TF_HIPS_UNROLL
+  for (int u = 0; u < kSome; ++u) {
+    TF_HIPS_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      x[u][i] = load_one(left[i] + u * kLanes);
+      if constexpr (kTileOf == kBetween) y[u][i] = load_one(right[i] + u * kLanes);
+    }
+  }
+  TF_HIPS_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    left[i] += kSome * kLanes;
+    if constexpr (kTileOf == kBetween) right[i] += kSome * kLanes;
+  }
+  TF_HIPS_UNROLL
+  for (int u = 0; u < kSome; ++u) {
     int at = 0;
     TF_HIPS_UNROLL
     for (int i = 0; i < kRows; ++i) {
       if constexpr (kTileOf != kBetween) {
-        sums[at] = fmaf(x[i], x[i], sums[at]);
+        sums[at] = fmaf(x[u][i], x[u][i], sums[at]);
         ++at;
       }
       TF_HIPS_UNROLL
       for (int j = kTileOf == kWithin ? i + 1 : 0; kTileOf != kAlone && j < kRows; ++j) {
-        const float apart = x[i] - (kTileOf == kWithin ? x[j] : y[j]);
+        const float apart = x[u][i] - (kTileOf == kWithin ? x[u][j] : y[u][j]);
         sums[at] = fmaf(apart, apart, sums[at]);
         ++at;
       }
     }
   }
+}
+
+// Steps whose loads are under way together.
+template <int kRows, int32_t kTileOf>
+constexpr int kStepsAtOnce = kTileOf == kBetween ? 2 : 4;
+
+// One lane of one block of 512.
+template <int kRows, int32_t kTileOf>
+TF_HIPS_LOCAL void add_lane(const Apart& of, int left, int right, int64_t first, float* parts) {
+  constexpr int kSome = kStepsAtOnce<kRows, kTileOf>;
+  float sums[kSums<kRows, kTileOf>] = {};
+  int steps = steps_of(first, kLanes, kSteps, of.d);
+  const float *x[kRows], *y[kRows];
+  find_group(of, left, first, x);
+  if constexpr (kTileOf == kBetween) find_group(of, right, first, y);
+  for (; steps >= kSome; steps -= kSome) add_steps<kRows, kTileOf, kSome>(x, y, sums);
+  for (; steps > 0; --steps) add_steps<kRows, kTileOf, 1>(x, y, sums);
   TF_HIPS_UNROLL
   for (int k = 0; k < kSums<kRows, kTileOf>; ++k) parts[k * kThreads] = sums[k];
 }

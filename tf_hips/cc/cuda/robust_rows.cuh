@@ -45,20 +45,57 @@ TF_HIPS_INLINE int64_t place_of(int t) {
   return t * kW / kLanes * kBlock + t * kW % kLanes;
 }
 
+// Of `steps` elements, `stride` apart, how many are in front of the end.
+TF_HIPS_LOCAL int steps_of(int64_t first, int stride, int steps, int64_t d) {
+  const int64_t left = d - first;
+  if (left >= static_cast<int64_t>(steps) * stride) return steps;
+  return left <= 0 ? 0 : (static_cast<int>(left) + stride - 1) / stride;
+}
+
+// A float of a row. Lanes of a block of 512 are half a line of the second-level cache: the other
+// half, which is read next, is to be fetched from memory with it.
+TF_HIPS_LOCAL float load_one(const float* at) {
+#ifdef __CUDA_ARCH__
+  float value;
+  asm("ld.global.nc.L2::128B.f32 %0, [%1];" : "=f"(value) : "l"(at));
+  return value;
+#else
+  return *at;
+#endif
+}
+
+TF_HIPS_LOCAL float4 load_four(const float* at) {
+  float4 all;
+#ifdef __CUDA_ARCH__
+  asm("ld.global.nc.L2::128B.v4.f32 {%0, %1, %2, %3}, [%4];"
+      : "=f"(all.x), "=f"(all.y), "=f"(all.z), "=f"(all.w)
+      : "l"(at));
+#else
+  memcpy(&all, at, sizeof all);
+#endif
+  return all;
+}
+
+// kW neighbours, all of which are in the row.
+template <int kW>
+TF_HIPS_LOCAL void load_all(const float* at, float (&x)[kW]) {
+  if constexpr (kW == 1) {
+    x[0] = load_one(at);
+  } else {
+    static_assert(kW == 4, "one float, or 16 bytes");
+    const float4 all = load_four(at);
+    x[0] = all.x, x[1] = all.y, x[2] = all.z, x[3] = all.w;
+  }
+}
+
 // kW neighbours, of which the first is in the row; 0 behind its end.
 template <int kW>
 TF_HIPS_LOCAL void load_some(const float* row, int64_t at, int64_t d, float (&x)[kW]) {
-  if constexpr (kW == 1) {
-    x[0] = row[at];
+  if (kW == 1 || at + kW <= d) {
+    load_all(row + at, x);
   } else {
-    static_assert(kW == 4, "one float, or 16 bytes");
-    if (at + kW <= d) {
-      const float4 all = *reinterpret_cast<const float4*>(row + at);
-      x[0] = all.x, x[1] = all.y, x[2] = all.z, x[3] = all.w;
-    } else {
-      TF_HIPS_UNROLL
-      for (int w = 0; w < kW; ++w) x[w] = at + w < d ? row[at + w] : 0.0f;
-    }
+    TF_HIPS_UNROLL
+    for (int w = 0; w < kW; ++w) x[w] = at + w < d ? row[at + w] : 0.0f;
   }
 }
 
