@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tf_hips/cc/cuda/robust_apart.cuh"
 #include "tf_hips/cc/cuda/robust_cuda.h"
+#include "tf_hips/cc/cuda/robust_pairs.cuh"
 #include "tf_hips/cc/cuda/robust_rows.cuh"
 #include "tf_hips/cc/cuda/robust_sort.cuh"
 
@@ -27,24 +28,23 @@ bool are_aligned(const float* const* rows, int32_t n) {
   return true;
 }
 
-// Rows of a tile: groups of equal size, of which kernels know some.
-int32_t group_of(int32_t n) {
-  const int32_t groups = (n + 7) / 8;
-  return ((n + groups - 1) / groups + 1) / 2 * 2;
-}
-
 // How n rows are cut into tiles, and how many tasks a block of threads adds up: all of a chunk
-// where there are enough chunks, so that sums of tasks need no memory.
+// where there are enough chunks, so that sums of tasks need no memory, but of bands one.
 struct Cut {
-  int32_t rows = 0, groups = 0, tasks = 0;
+  int32_t rows = 8, groups = 0, tasks = 1;  // groups, or bands of four of them
+  bool has_bands = false;
   int64_t tiles = 0, runs = 0;
 
-  Cut(int32_t n, int64_t d, bool has_pairs) {
-    rows = has_pairs ? group_of(n) : 8;
-    groups = static_cast<int32_t>(blocks_of(n, rows));
-    tiles = has_pairs ? int64_t{groups} * (groups + 1) / 2 : groups;
+  Cut(int32_t n, int64_t d, bool has_pairs) : has_bands(has_pairs && n > 8) {
+    groups = static_cast<int32_t>(blocks_of(n, has_bands ? 4 * kGroups : 8));
+    if (has_bands) {
+      rows = static_cast<int32_t>(blocks_of(n, groups * kGroups));
+    } else if (has_pairs) {
+      rows = (n + 1) / 2 * 2;
+    }
+    tiles = has_bands ? int64_t{groups} * (groups + 1) / 2 : groups;
     const int64_t chunks = blocks_of(d, kChunkElements);
-    tasks = tiles * chunks >= TF_HIPS_MANY_BLOCKS ? kTasks : 1;
+    if (!has_bands && tiles * chunks >= TF_HIPS_MANY_BLOCKS) tasks = kTasks;
     runs = blocks_of(d, tasks * kTask);
   }
 };
@@ -97,13 +97,14 @@ using Kernel = void (*)(Apart);
 
 Kernel kernel_for(const Cut& cut, bool has_pairs) {
   if (!has_pairs) return within_groups<8, true>;
-  if (cut.groups == 1) {
+  if (!cut.has_bands) {
     return cut.rows == 2   ? within_groups<2, false>
            : cut.rows == 4 ? within_groups<4, false>
            : cut.rows == 6 ? within_groups<6, false>
                            : within_groups<8, false>;
   }
-  return cut.rows == 6 ? among_groups<6> : among_groups<8>;
+  if (cut.groups == 1) return cut.rows == 3 ? among_bands<3, true> : among_bands<4, true>;
+  return cut.rows == 3 ? among_bands<3, false> : among_bands<4, false>;
 }
 
 int32_t add_apart(const Rows& rows, int32_t n, int64_t d, double* squares, double* distances,
