@@ -56,6 +56,7 @@ struct Room {
   const float** many = nullptr;
   float* mixing = nullptr;
   double* sums = nullptr;  // of tasks: of rows, and behind them of pairs
+  float* parts = nullptr;  // of blocks of 512: of rows
   int64_t used = 0;
 
   Room(int32_t n, int64_t d, void* memory) {
@@ -66,6 +67,7 @@ struct Room {
     const Cut cut(n, d, true);
     if (cut.tasks == 1) count += cut.runs * num_pairs(n);
     sums = arena.take<double>(count);
+    if (n <= kFew) parts = arena.take<float>(blocks_of(d, kBlock) * n * kLanes);
     used = arena.used();
   }
 };
@@ -131,15 +133,19 @@ int32_t sort_few(Source source, const Ending& ending, bool is_wide, int32_t size
   const SortedFew kernel =
       is_wide ? (is_median ? few_of<true, 4>(size, Sizes()) : few_of<false, 4>(size, Sizes()))
               : (is_median ? few_of<true, 1>(size, Sizes()) : few_of<false, 1>(size, Sizes()));
-  const int64_t at_once = kThreads * (is_wide ? 4 : 1);
-  // Sums are those of a task; without them, more blocks of threads are better.
-  const int32_t steps = squares == nullptr ? 4 : kSteps;
-  const int32_t rounds = squares == nullptr ? 1 : static_cast<int32_t>(kTask / (kSteps * at_once));
-  const int64_t blocks = blocks_of(source.d, rounds * steps * at_once);
+  const bool has_sums = squares != nullptr;
+  // Sums are those of blocks of 512; without them, more blocks of threads are better.
+  const int32_t steps = has_sums ? kSteps : 4;
+  const int64_t blocks = blocks_of(source.d, steps * kThreads * (is_wide ? 4 : 1));
   if (blocks > kMaxBlocks) return TF_HIPS_BAD_ROWS;
-  double* const of_tasks = squares == nullptr ? nullptr : room.sums;
-  TF_HIPS_LAUNCH(kernel, blocks, kThreads, stream, source, ending, rounds, steps, out, of_tasks);
-  if (squares != nullptr) add_up(of_tasks, source.d, source.n, squares, stream);
+  TF_HIPS_LAUNCH(kernel, blocks, kThreads, stream, source, ending, steps, out,
+                 has_sums ? room.parts : nullptr);
+  if (has_sums) {
+    const int64_t groups = blocks_of(source.d, kTask) * blocks_of(source.n, kRowsAtOnce);
+    TF_HIPS_LAUNCH(add_parts, groups, kThreads, stream, room.parts, source.n,
+                   blocks_of(source.d, kBlock), room.sums);
+    add_up(room.sums, source.d, source.n, squares, stream);
+  }
   return TF_HIPS_OK;
 }
 
@@ -181,8 +187,8 @@ int32_t coordinate(const float* const* rows, int32_t n, int64_t d, const float* 
   Source source = {{}, n, weights == nullptr ? n : m, 0, d, weights, nullptr};
   const int32_t size = size_for(source.sorted, Sizes());
   const bool is_few = size != 0 && source.sorted <= kFew;
-  const bool is_wide =
-      size != 0 && size <= kWideRows && are_aligned(rows, n) && is_aligned(out, 16);
+  const bool is_wide = weights == nullptr && size != 0 && size <= kWideRows &&
+                       are_aligned(rows, n) && is_aligned(out, 16);
   if (is_few) source.before = (size - source.sorted) / 2;
   const Rows all = rows_of(rows, n, room, stream);
   source.rows = all;

@@ -126,7 +126,7 @@ template <int kRows, bool kIsAlone>
 TF_HIPS_KERNEL within_groups(Apart of) {
   constexpr int32_t kTileOf = kIsAlone ? kAlone : kWithin;
   constexpr int kCount = kSums<kRows, kTileOf>;
-  constexpr int64_t kRound = kAtOnce<1> * kBlock;
+  constexpr int64_t kRound = kThreads / kLanes * kBlock;
   TF_HIPS_SHARED float parts[kCount * kThreads];
   TF_HIPS_SHARED double lanes[kCount * kLanes];
   TF_HIPS_SHARED double totals[kCount];
@@ -145,7 +145,7 @@ TF_HIPS_KERNEL within_groups(Apart of) {
       TF_HIPS_PHASE(t) {
         add_lane<kRows, kTileOf>(of, group, first + place_of<1>(t), parts + t);
       }
-      TF_HIPS_PHASE(t) { add_blocks<kThreads>(parts, kCount, t, lanes); }
+      TF_HIPS_PHASE(t) { add_blocks(parts, kCount, t, lanes); }
     }
     TF_HIPS_PHASE(t) {
       for (int k = t; k < kCount; k += kThreads) totals[k] += join_doubles(lanes + k * kLanes);

@@ -35,11 +35,7 @@ struct Rows {
   TF_HIPS_INLINE const float* at(int i) const { return many == nullptr ? few[i] : many[i]; }
 };
 
-// Blocks of 512 that a block of threads has at once, with kW lanes a thread.
-template <int kW>
-constexpr int kAtOnce = kThreads * kW / kLanes;
-
-// Where thread t has its first element, behind the first of kAtOnce<kW> blocks.
+// Where thread t has its first element, of blocks of 512 with kW lanes a thread.
 template <int kW>
 TF_HIPS_INLINE int64_t place_of(int t) {
   return t * kW / kLanes * kBlock + t * kW % kLanes;
@@ -115,15 +111,14 @@ TF_HIPS_LOCAL void store_some(const float (&x)[kW], int64_t at, int64_t d, float
   }
 }
 
-// Adds what kAll / 16 blocks have found for each of `count` sums, [count][blocks][16], to [count]
-// [16] doubles, block by block. What thread t does.
-template <int kAll>
+// Adds what 8 blocks have found for each of `count` sums, [count][8][16], to [count][16] doubles,
+// block by block. What thread t does.
 TF_HIPS_LOCAL void add_blocks(const float* parts, int count, int t, double* lanes) {
   for (int k = t; k < count * kLanes; k += kThreads) {
-    const float* const part = parts + k / kLanes * kAll + k % kLanes;
+    const float* const part = parts + k / kLanes * kThreads + k % kLanes;
     double sum = lanes[k];
     TF_HIPS_UNROLL
-    for (int block = 0; block < kAll / kLanes; ++block) {
+    for (int block = 0; block < kThreads / kLanes; ++block) {
       sum += static_cast<double>(part[block * kLanes]);
     }
     lanes[k] = sum;
@@ -144,6 +139,41 @@ TF_HIPS_LOCAL double join_doubles(const double* lanes) {
     }
   }
   return half[0];
+}
+
+// Rows of which a block of threads adds up a task of `parts`.
+constexpr int kRowsAtOnce = kThreads / kLanes;
+
+// What blocks of 512 have found, [blocks][n][16], to sums of tasks, [tasks][n], block by block.
+TF_HIPS_KERNEL add_parts(const float* parts, int32_t n, int64_t blocks, double* of_tasks) {
+  TF_HIPS_SHARED double lanes[kRowsAtOnce * kLanes];
+  const int groups = (n + kRowsAtOnce - 1) / kRowsAtOnce;
+  const int64_t task = blockIdx.x / groups;
+  const int first = static_cast<int>(blockIdx.x % groups) * kRowsAtOnce;
+  TF_HIPS_PHASE(t) {
+    if (first + t / kLanes < n) {
+      const int64_t each = static_cast<int64_t>(n) * kLanes;
+      const float* const part = parts + task * kBlocks * each + first * kLanes + t;
+      const int count = static_cast<int>(least(kBlocks, blocks - task * kBlocks));
+      constexpr int kSome = 16;  // under way together
+      double sum = 0.0;
+      for (int block = 0; block < count; block += kSome) {
+        float x[kSome];
+        TF_HIPS_UNROLL
+        for (int u = 0; u < kSome; ++u) {
+          x[u] = block + u < count ? part[(block + u) * each] : 0.0f;
+        }
+        TF_HIPS_UNROLL
+        for (int u = 0; u < kSome; ++u) sum += static_cast<double>(x[u]);
+      }
+      lanes[t] = sum;
+    }
+  }
+  TF_HIPS_PHASE(t) {
+    if (t < kRowsAtOnce && first + t < n) {
+      of_tasks[task * n + first + t] = join_doubles(lanes + t * kLanes);
+    }
+  }
 }
 
 // Sums of tasks, [tasks][count], to sums of chunks, in order.

@@ -177,21 +177,18 @@ TF_HIPS_LOCAL void take_rows(const Source& source, int64_t at, float (&x)[kW][kN
 // Rows that a thread has under way where it adds them up with weights.
 constexpr int kMixedAtOnce = 4;
 
-// x[w] = kW coordinates of the weighted sums.
-template <int kN, int kW>
-TF_HIPS_LOCAL void take_sums(const Source& source, int64_t at, float (&x)[kW][kN]) {
+// x = a coordinate of the weighted sums.
+template <int kN>
+TF_HIPS_LOCAL void take_sums(const Source& source, int64_t at, float (&x)[kN]) {
   constexpr int kPadded = (kN + 3) / 4 * 4;
   TF_HIPS_UNROLL
-  for (int w = 0; w < kW; ++w) {
-    TF_HIPS_UNROLL
-    for (int i = 0; i < kN; ++i) x[w][i] = -0.0f;  // so that the first product stays what it is
-  }
+  for (int i = 0; i < kN; ++i) x[i] = -0.0f;  // so that the first product stays what it is
   for (int first = 0; first < source.n; first += kMixedAtOnce) {
-    float rows[kMixedAtOnce][kW];
+    float rows[kMixedAtOnce];
     TF_HIPS_UNROLL
     for (int u = 0; u < kMixedAtOnce; ++u) {
       const int j = first + u < source.n ? first + u : source.n - 1;
-      load_some(source.rows.at(j), at, source.d, rows[u]);
+      rows[u] = load_one(source.rows.at(j) + at);
     }
     TF_HIPS_UNROLL
     for (int u = 0; u < kMixedAtOnce; ++u) {
@@ -203,11 +200,7 @@ TF_HIPS_LOCAL void take_sums(const Source& source, int64_t at, float (&x)[kW][kN
         const float each[4] = {some.x, some.y, some.z, some.w};
         TF_HIPS_UNROLL
         for (int k = 0; k < 4; ++k) {
-          TF_HIPS_UNROLL
-          for (int w = 0; w < kW; ++w) {
-            if (quarter + k >= kN) continue;
-            x[w][quarter + k] = fmaf(each[k], rows[u][w], x[w][quarter + k]);
-          }
+          if (quarter + k < kN) x[quarter + k] = fmaf(each[k], rows[u], x[quarter + k]);
         }
       }
     }
@@ -271,68 +264,52 @@ TF_HIPS_LOCAL float rule_of(float (&x)[kN], const Source& source, const Ending& 
   return sum_of(x, (all << beside >> (beside - source.before)) & ~lost) / static_cast<float>(keep);
 }
 
-// Up to 64 values in registers. A block of threads has `rounds` times `steps` coordinates a thread,
-// which are lanes of blocks of 512 if sums are wanted, all 32 steps of them. Without sums blocks of
-// threads read neighbours.
-// `squares`, [blocks of threads][n]: sums of squares of the rows, if the source has no weights;
-// NULL: not wanted.
+// Up to 64 values in registers. A thread has `steps` coordinates of kW neighbours: lanes of a block
+// of 512 if sums are wanted, all 32 steps of them; else threads read neighbours. Weighted sums are
+// sorted one by one.
+// `parts`, [blocks of 512][n][16]: sums of squares of the rows, if the source has no weights; NULL:
+// not wanted. Adding them up here would leave so few blocks of threads that memory is waited for.
 template <int kN, bool kIsMedian, int kW>
-TF_HIPS_KERNEL sorted_few(Source source, Ending ending, int32_t rounds, int32_t steps, float* out,
-                          double* squares) {
+TF_HIPS_KERNEL sorted_few(Source source, Ending ending, int32_t steps, float* out, float* parts) {
   constexpr int kAll = kThreads * kW;
-  TF_HIPS_SHARED float columns[kN * kAll];
-  TF_HIPS_SHARED double lanes[kN * kLanes];
-  const int64_t each = static_cast<int64_t>(steps) * kAll;
-  const int64_t begin = static_cast<int64_t>(blockIdx.x) * rounds * each;
-  const int stride = squares != nullptr ? kLanes : kAll;
-  if (squares != nullptr) {
-    TF_HIPS_PHASE(t) {
-      for (int k = t; k < kN * kLanes; k += kThreads) lanes[k] = 0.0;
-    }
-  }
-  for (int round = 0; round < rounds && begin + round * each < source.d; ++round) {
-    TF_HIPS_PHASE(t) {
-      int64_t at = begin + round * each + (squares != nullptr ? place_of<kW>(t) : t * kW);
-      float sums[kN][kW] = {};
-      float* const mine = columns + t * kW;
-      for (int left = steps_of(at, stride, steps, source.d); left > 0; --left, at += stride) {
-        float x[kW][kN], result[kW];
-        if (source.mixing == nullptr) {
-          take_rows(source, at, x);
-        } else {
-          take_sums(source, at, x);
-        }
-        if (squares != nullptr) {
-          TF_HIPS_UNROLL
-          for (int i = 0; i < kN; ++i) {
-            TF_HIPS_UNROLL
-            for (int w = 0; w < kW; ++w) sums[i][w] = fmaf(x[w][i], x[w][i], sums[i][w]);
-          }
-        }
-        put_ends(source, x);
-        TF_HIPS_UNROLL
-        for (int w = 0; w < kW; ++w) {
-          result[w] = rule_of<kN, kIsMedian>(x[w], source, ending, kAll, mine + w);
-        }
-        store_some<kW>(result, at, source.d, out);
+  TF_HIPS_SHARED float columns[kIsMedian ? 1 : kN * kAll];
+  const int stride = parts != nullptr ? kLanes : kAll;
+  TF_HIPS_PHASE(t) {
+    const int64_t first = static_cast<int64_t>(blockIdx.x) * steps * kAll +
+                          (parts != nullptr ? place_of<kW>(t) : t * kW);
+    float sums[kN][kW] = {};
+    float* const mine = columns + (kIsMedian ? 0 : t * kW);
+    int64_t at = first;
+    for (int left = steps_of(at, stride, steps, source.d); left > 0; --left, at += stride) {
+      float x[kW][kN], result[kW];
+      if (kW > 1 || source.mixing == nullptr) {
+        take_rows(source, at, x);
+      } else {
+        take_sums(source, at, x[0]);
       }
-      if (squares != nullptr) {
+      if (parts != nullptr) {
         TF_HIPS_UNROLL
         for (int i = 0; i < kN; ++i) {
           TF_HIPS_UNROLL
-          for (int w = 0; w < kW; ++w) mine[i * kAll + w] = sums[i][w];
+          for (int w = 0; w < kW; ++w) sums[i][w] = fmaf(x[w][i], x[w][i], sums[i][w]);
         }
       }
+      put_ends(source, x);
+      TF_HIPS_UNROLL
+      for (int w = 0; w < kW; ++w) {
+        result[w] = rule_of<kN, kIsMedian>(x[w], source, ending, kAll, mine + w);
+      }
+      store_some<kW>(result, at, source.d, out);
     }
-    if (squares != nullptr) {
-      TF_HIPS_PHASE(t) { add_blocks<kAll>(columns, kN, t, lanes); }
-    }
-  }
-  if (squares != nullptr) {
-    TF_HIPS_PHASE(t) {
-      if (t < source.n) {
-        squares[static_cast<int64_t>(blockIdx.x) * source.n + t] =
-            join_doubles(lanes + (source.before + t) * kLanes);
+    const int64_t block = first / kBlock;
+    if (parts != nullptr && block * kBlock < source.d) {
+      const int64_t row = block * source.n - source.before;
+      float* const to = parts + row * kLanes + first % kLanes;
+      TF_HIPS_UNROLL
+      for (int i = 0; i < kN; ++i) {
+        if (i < source.before || i >= source.before + source.n) continue;
+        TF_HIPS_UNROLL
+        for (int w = 0; w < kW; ++w) to[i * kLanes + w] = sums[i][w];
       }
     }
   }
@@ -393,7 +370,7 @@ TF_HIPS_KERNEL spread_weights(const float* weights, int32_t n, int32_t m, int32_
   }
 }
 
-using SortedFew = void (*)(Source, Ending, int32_t, int32_t, float*, double*);
+using SortedFew = void (*)(Source, Ending, int32_t, float*, float*);
 
 // Up to how many rows 16-byte accesses are worth it: of more rows enough loads are under way.
 constexpr int kWideRows = 8;
