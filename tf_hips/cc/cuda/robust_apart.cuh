@@ -159,27 +159,53 @@ TF_HIPS_KERNEL within_groups(Apart of) {
   }
 }
 
+template <int kSumsAtOnce, int kW>
+TF_HIPS_LOCAL void add_weighted(const float (&x)[kW], const float* weights,
+                                float (&sums)[kSumsAtOnce][kW]) {
+  TF_HIPS_UNROLL
+  for (int k = 0; k < kSumsAtOnce; ++k) {
+    TF_HIPS_UNROLL
+    for (int w = 0; w < kW; ++w) sums[k][w] = fmaf(weights[k], x[w], sums[k][w]);
+  }
+}
+
 // kSumsAtOnce weighted sums of kW neighbours; blocks of threads that are neighbours read the same
-// rows for other sums.
+// rows for other sums. The weights of a row lie together in shared memory: one load for four.
 template <int kSumsAtOnce, int kW>
 TF_HIPS_KERNEL mixed(Rows rows, int32_t n, int64_t d, const float* weights, int32_t m, Rows out) {
+  TF_HIPS_SHARED float by_row[TF_HIPS_ROBUST_MAX_ROWS * kSumsAtOnce];
   const int parts = (m + kSumsAtOnce - 1) / kSumsAtOnce;
   const int first = static_cast<int>(blockIdx.x % parts) * kSumsAtOnce;
   TF_HIPS_PHASE(t) {
+    for (int at = t; at < n * kSumsAtOnce; at += kThreads) {
+      const int j = at / kSumsAtOnce, k = first + at % kSumsAtOnce;
+      by_row[at] = k < m ? weights[k * n + j] : 0.0f;
+    }
+  }
+  TF_HIPS_PHASE(t) {
     const int64_t at = (static_cast<int64_t>(blockIdx.x / parts) * kThreads + t) * kW;
     if (at < d) {
-      float sums[kSumsAtOnce][kW] = {};
-      for (int j = 0; j < n; ++j) {
-        float x[kW];
-        load_some<kW>(rows.at(j), at, d, x);
+      float sums[kSumsAtOnce][kW];
+      TF_HIPS_UNROLL
+      for (int k = 0; k < kSumsAtOnce; ++k) {
         TF_HIPS_UNROLL
-        for (int k = 0; k < kSumsAtOnce; ++k) {
-          const float weight = first + k < m ? weights[(first + k) * n + j] : 0.0f;
-          TF_HIPS_UNROLL
-          for (int w = 0; w < kW; ++w) {
-            sums[k][w] = j == 0 ? weight * x[w] : fmaf(weight, x[w], sums[k][w]);
-          }
+        for (int w = 0; w < kW; ++w) sums[k][w] = -0.0f;  // the first product stays what it is
+      }
+      const bool is_whole = at + kW <= d;
+      int j = 0;
+      for (; is_whole && j + kMixedAtOnce <= n; j += kMixedAtOnce) {
+        float x[kMixedAtOnce][kW];
+        TF_HIPS_UNROLL
+        for (int u = 0; u < kMixedAtOnce; ++u) load_all(rows.at(j + u) + at, x[u]);
+        TF_HIPS_UNROLL
+        for (int u = 0; u < kMixedAtOnce; ++u) {
+          add_weighted(x[u], by_row + (j + u) * kSumsAtOnce, sums);
         }
+      }
+      for (; j < n; ++j) {
+        float x[kW];
+        load_some(rows.at(j), at, d, x);
+        add_weighted(x, by_row + j * kSumsAtOnce, sums);
       }
       TF_HIPS_UNROLL
       for (int k = 0; k < kSumsAtOnce; ++k) {

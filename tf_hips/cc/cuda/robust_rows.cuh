@@ -27,6 +27,8 @@ constexpr int kTasks = kChunkElements / kTask;  // of a chunk
 constexpr int kBlocks = kTask / kBlock;         // of a task
 // Rows of which a kernel takes the addresses along.
 constexpr int kFew = 64;
+// Rows that a thread has under way where it adds them up with weights.
+constexpr int kMixedAtOnce = 4;
 
 struct Rows {
   const float* few[kFew];

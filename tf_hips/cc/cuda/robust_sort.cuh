@@ -174,15 +174,12 @@ TF_HIPS_LOCAL void take_rows(const Source& source, int64_t at, float (&x)[kW][kN
   }
 }
 
-// Rows that a thread has under way where it adds them up with weights.
-constexpr int kMixedAtOnce = 4;
-
 // x = a coordinate of the weighted sums.
 template <int kN>
 TF_HIPS_LOCAL void take_sums(const Source& source, int64_t at, float (&x)[kN]) {
   constexpr int kPadded = (kN + 3) / 4 * 4;
   TF_HIPS_UNROLL
-  for (int i = 0; i < kN; ++i) x[i] = -0.0f;  // so that the first product stays what it is
+  for (int i = 0; i < kN; ++i) x[i] = -0.0f;  // the first product stays what it is
   for (int first = 0; first < source.n; first += kMixedAtOnce) {
     float rows[kMixedAtOnce];
     TF_HIPS_UNROLL
