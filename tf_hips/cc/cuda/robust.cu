@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tf_hips/cc/cuda/robust_apart.cuh"
 #include "tf_hips/cc/cuda/robust_cuda.h"
+#include "tf_hips/cc/cuda/robust_pairs.cuh"
 #include "tf_hips/cc/cuda/robust_rows.cuh"
 #include "tf_hips/cc/cuda/robust_sort.cuh"
 
@@ -27,24 +28,23 @@ bool are_aligned(const float* const* rows, int32_t n) {
   return true;
 }
 
-// Rows of a tile: groups of equal size, of which kernels know some.
-int32_t group_of(int32_t n) {
-  const int32_t groups = (n + 7) / 8;
-  return ((n + groups - 1) / groups + 1) / 2 * 2;
-}
-
 // How n rows are cut into tiles, and how many tasks a block of threads adds up: all of a chunk
-// where there are enough chunks, so that sums of tasks need no memory.
+// where there are enough chunks, so that sums of tasks need no memory, but of bands one.
 struct Cut {
-  int32_t rows = 0, groups = 0, tasks = 0;
+  int32_t rows = 8, groups = 0, tasks = 1;  // groups, or bands of four of them
+  bool has_bands = false;
   int64_t tiles = 0, runs = 0;
 
-  Cut(int32_t n, int64_t d, bool has_pairs) {
-    rows = has_pairs ? group_of(n) : 8;
-    groups = static_cast<int32_t>(blocks_of(n, rows));
-    tiles = has_pairs ? int64_t{groups} * (groups + 1) / 2 : groups;
+  Cut(int32_t n, int64_t d, bool has_pairs) : has_bands(has_pairs && n > 8) {
+    groups = static_cast<int32_t>(blocks_of(n, has_bands ? 4 * kGroups : 8));
+    if (has_bands) {
+      rows = static_cast<int32_t>(blocks_of(n, groups * kGroups));
+    } else if (has_pairs) {
+      rows = (n + 1) / 2 * 2;
+    }
+    tiles = has_bands ? int64_t{groups} * (groups + 1) / 2 : groups;
     const int64_t chunks = blocks_of(d, kChunkElements);
-    tasks = tiles * chunks >= TF_HIPS_MANY_BLOCKS ? kTasks : 1;
+    if (!has_bands && tiles * chunks >= TF_HIPS_MANY_BLOCKS) tasks = kTasks;
     runs = blocks_of(d, tasks * kTask);
   }
 };
@@ -56,6 +56,7 @@ struct Room {
   const float** many = nullptr;
   float* mixing = nullptr;
   double* sums = nullptr;  // of tasks: of rows, and behind them of pairs
+  float* parts = nullptr;  // of blocks of 512: of rows
   int64_t used = 0;
 
   Room(int32_t n, int64_t d, void* memory) {
@@ -66,6 +67,7 @@ struct Room {
     const Cut cut(n, d, true);
     if (cut.tasks == 1) count += cut.runs * num_pairs(n);
     sums = arena.take<double>(count);
+    if (n <= kFew) parts = arena.take<float>(blocks_of(d, kBlock) * n * kLanes);
     used = arena.used();
   }
 };
@@ -97,13 +99,14 @@ using Kernel = void (*)(Apart);
 
 Kernel kernel_for(const Cut& cut, bool has_pairs) {
   if (!has_pairs) return within_groups<8, true>;
-  if (cut.groups == 1) {
+  if (!cut.has_bands) {
     return cut.rows == 2   ? within_groups<2, false>
            : cut.rows == 4 ? within_groups<4, false>
            : cut.rows == 6 ? within_groups<6, false>
                            : within_groups<8, false>;
   }
-  return cut.rows == 6 ? among_groups<6> : among_groups<8>;
+  if (cut.groups == 1) return cut.rows == 3 ? among_bands<3, true> : among_bands<4, true>;
+  return cut.rows == 3 ? among_bands<3, false> : among_bands<4, false>;
 }
 
 int32_t add_apart(const Rows& rows, int32_t n, int64_t d, double* squares, double* distances,
@@ -130,15 +133,19 @@ int32_t sort_few(Source source, const Ending& ending, bool is_wide, int32_t size
   const SortedFew kernel =
       is_wide ? (is_median ? few_of<true, 4>(size, Sizes()) : few_of<false, 4>(size, Sizes()))
               : (is_median ? few_of<true, 1>(size, Sizes()) : few_of<false, 1>(size, Sizes()));
-  const int64_t round = (is_wide ? kAtOnce<4> : kAtOnce<1>)*kBlock;
-  // Sums are those of a task; without them, more blocks of threads are better.
-  const int64_t each = squares == nullptr ? round : kTask;
-  const int64_t blocks = blocks_of(source.d, each);
+  const bool has_sums = squares != nullptr;
+  // Sums are those of blocks of 512; without them, more blocks of threads are better.
+  const int32_t steps = has_sums ? kSteps : 4;
+  const int64_t blocks = blocks_of(source.d, steps * kThreads * (is_wide ? 4 : 1));
   if (blocks > kMaxBlocks) return TF_HIPS_BAD_ROWS;
-  double* const of_tasks = squares == nullptr ? nullptr : room.sums;
-  TF_HIPS_LAUNCH(kernel, blocks, kThreads, stream, source, ending,
-                 static_cast<int32_t>(each / round), out, of_tasks);
-  if (squares != nullptr) add_up(of_tasks, source.d, source.n, squares, stream);
+  TF_HIPS_LAUNCH(kernel, blocks, kThreads, stream, source, ending, steps, out,
+                 has_sums ? room.parts : nullptr);
+  if (has_sums) {
+    const int64_t groups = blocks_of(source.d, kTask) * blocks_of(source.n, kRowsAtOnce);
+    TF_HIPS_LAUNCH(add_parts, groups, kThreads, stream, room.parts, source.n,
+                   blocks_of(source.d, kBlock), room.sums);
+    add_up(room.sums, source.d, source.n, squares, stream);
+  }
   return TF_HIPS_OK;
 }
 
@@ -180,13 +187,16 @@ int32_t coordinate(const float* const* rows, int32_t n, int64_t d, const float* 
   Source source = {{}, n, weights == nullptr ? n : m, 0, d, weights, nullptr};
   const int32_t size = size_for(source.sorted, Sizes());
   const bool is_few = size != 0 && source.sorted <= kFew;
-  const bool is_wide =
-      size != 0 && size <= kWideRows && are_aligned(rows, n) && is_aligned(out, 16);
+  const bool is_wide = weights == nullptr && size != 0 && size <= kWideRows &&
+                       are_aligned(rows, n) && is_aligned(out, 16);
   if (is_few) source.before = (size - source.sorted) / 2;
   const Rows all = rows_of(rows, n, room, stream);
   source.rows = all;
   if (weights == nullptr && is_few) {
-    for (int32_t i = 0; i < n; ++i) source.rows.few[source.before + i] = rows[i];
+    for (int32_t k = 0; k < size; ++k) {
+      const int32_t i = k - source.before;
+      source.rows.few[k] = rows[i >= 0 && i < n ? i : 0];
+    }
   }
   if (weights != nullptr && is_few) {
     const int32_t padded = (size + 3) / 4 * 4;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Distances between rows and weighted sums of them, on a GPU.
+// Distances between up to 8 rows, sums of squares of any number, and weighted sums, on a GPU.
 //
-// A block of threads has a tile of pairs: rows of one group with each other, or with those of
-// another. A thread keeps the sums of all pairs of the tile for one lane of one block of 512.
+// A thread keeps all sums of a group of rows for one lane of one block of 512. More than 8 rows:
+// robust_pairs.cuh.
 
 #ifndef TF_HIPS_CC_CUDA_ROBUST_APART_CUH_
 #define TF_HIPS_CC_CUDA_ROBUST_APART_CUH_
@@ -15,17 +15,14 @@ namespace tf_hips {
 namespace cuda {
 namespace robust {
 
-// What a tile of kRows rows is asked for.
+// What is added up of a group of kRows rows.
 enum Tile : int32_t {
-  kAlone = 0,   // sums of squares
-  kWithin = 1,  // those, and the distances of each two of its rows
-  kBetween = 2  // the distances of its rows to those of another tile
+  kAlone = 0,  // squares
+  kWithin = 1  // those, and the distances of each two of its rows
 };
 
 template <int kRows, int32_t kTileOf>
-constexpr int kSums = kTileOf == kAlone    ? kRows
-                      : kTileOf == kWithin ? kRows * (kRows + 1) / 2
-                                           : kRows * kRows;
+constexpr int kSums = kTileOf == kAlone ? kRows : kRows * (kRows + 1) / 2;
 
 // What a call works on, and where its sums go.
 struct Apart {
@@ -36,54 +33,75 @@ struct Apart {
   double *squares, *distances;  // [d / tasks][n], [d / tasks][n (n - 1) / 2]
 };
 
-// Rows of a group, of which those behind the last one are zeros.
+// Where a group of rows has an element; any row stands for those behind the last one, whose sums
+// nobody takes. A loop with its addresses in registers has its loads under way together.
 template <int kRows>
-TF_HIPS_LOCAL void load_group(const Apart& of, int first, int64_t at, float (&x)[kRows]) {
+TF_HIPS_LOCAL void find_group(const Apart& of, int first, int64_t at, const float* (&x)[kRows]) {
   TF_HIPS_UNROLL
-  for (int i = 0; i < kRows; ++i) x[i] = first + i < of.n ? of.rows.at(first + i)[at] : 0.0f;
+  for (int i = 0; i < kRows; ++i) {
+    x[i] = of.rows.at(first + i < of.n ? first + i : of.n - 1) + at;
+  }
 }
 
-// One lane of one block of 512: the sums of a tile, in an order that `keep_sums` knows, too.
-template <int kRows, int32_t kTileOf>
-TF_HIPS_LOCAL void add_lane(const Apart& of, int left, int right, int64_t first, float* parts) {
-  float sums[kSums<kRows, kTileOf>] = {};
-  for (int step = 0; step < kSteps && first + step * kLanes < of.d; ++step) {
-    float x[kRows], y[kRows];
-    load_group<kRows>(of, left, first + step * kLanes, x);
-    if constexpr (kTileOf == kBetween) load_group<kRows>(of, right, first + step * kLanes, y);
-    int at = 0;
+// The next kSome elements of each row, kLanes apart.
+template <int kRows, int kSome>
+TF_HIPS_LOCAL void load_steps(const float* (&rows)[kRows], float (&x)[kSome][kRows]) {
+  TF_HIPS_UNROLL
+  for (int u = 0; u < kSome; ++u) {
+    TF_HIPS_UNROLL
+    for (int i = 0; i < kRows; ++i) x[u][i] = load_one(rows[i] + u * kLanes);
+  }
+  TF_HIPS_UNROLL
+  for (int i = 0; i < kRows; ++i) rows[i] += kSome * kLanes;
+}
+
+// Rows of one group, in an order that `sum_within` knows, too; of `sums` those from kFrom on.
+template <int32_t kTileOf, int kFrom, int kRows, int kSome, int kCount>
+TF_HIPS_LOCAL void add_within(const float (&x)[kSome][kRows], float (&sums)[kCount]) {
+  TF_HIPS_UNROLL
+  for (int u = 0; u < kSome; ++u) {
+    int at = kFrom;
     TF_HIPS_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      if constexpr (kTileOf != kBetween) {
-        sums[at] = fmaf(x[i], x[i], sums[at]);
-        ++at;
-      }
+      sums[at] = fmaf(x[u][i], x[u][i], sums[at]);
+      ++at;
       TF_HIPS_UNROLL
-      for (int j = kTileOf == kWithin ? i + 1 : 0; kTileOf != kAlone && j < kRows; ++j) {
-        const float apart = x[i] - (kTileOf == kWithin ? x[j] : y[j]);
+      for (int j = i + 1; kTileOf == kWithin && j < kRows; ++j) {
+        const float apart = x[u][i] - x[u][j];
         sums[at] = fmaf(apart, apart, sums[at]);
         ++at;
       }
     }
   }
+}
+
+template <int kRows, int32_t kTileOf, int kSome>
+TF_HIPS_LOCAL void add_steps(const float* (&rows)[kRows], float (&sums)[kSums<kRows, kTileOf>]) {
+  float x[kSome][kRows];
+  load_steps(rows, x);
+  add_within<kTileOf, 0>(x, sums);
+}
+
+// Steps whose loads are under way together.
+constexpr int kStepsAtOnce = 4;
+
+// One lane of one block of 512.
+template <int kRows, int32_t kTileOf>
+TF_HIPS_LOCAL void add_lane(const Apart& of, int first, int64_t at, float* parts) {
+  float sums[kSums<kRows, kTileOf>] = {};
+  int steps = steps_of(at, kLanes, kSteps, of.d);
+  const float* rows[kRows];
+  find_group(of, first, at, rows);
+  for (; steps >= kStepsAtOnce; steps -= kStepsAtOnce) {
+    add_steps<kRows, kTileOf, kStepsAtOnce>(rows, sums);
+  }
+  for (; steps > 0; --steps) add_steps<kRows, kTileOf, 1>(rows, sums);
   TF_HIPS_UNROLL
   for (int k = 0; k < kSums<kRows, kTileOf>; ++k) parts[k * kThreads] = sums[k];
 }
 
-// Where sum number k of a tile belongs; NULL: to rows that are none.
-template <int kRows, int32_t kTileOf>
-TF_HIPS_LOCAL double* sum_at(const Apart& of, int left, int right, int64_t which, int k) {
-  int i = 0, j = 0;
-  if (kTileOf == kBetween) {
-    i = k / kRows, j = k % kRows;
-  } else if (kTileOf == kAlone) {
-    i = j = k;
-  } else {
-    // Row i has its square and what is behind it: kRows - i sums.
-    for (j = k; j >= kRows - i; ++i) j -= kRows - i;
-    j += i;
-  }
-  const int64_t row = left + i, other = (kTileOf == kBetween ? right : left) + j;
+// Where the sum of two rows, or of a row, belongs; NULL: to rows that are none.
+TF_HIPS_LOCAL double* sum_at(const Apart& of, int64_t row, int64_t other, int64_t which) {
   if (row >= of.n || other >= of.n) return nullptr;
   if (row == other) return of.squares + which * of.n + row;
   const int64_t before = row * (2 * of.n - row - 1) / 2;
@@ -91,12 +109,29 @@ TF_HIPS_LOCAL double* sum_at(const Apart& of, int left, int right, int64_t which
   return of.distances + which * pairs + before + other - row - 1;
 }
 
-// A tile of run `which` of tasks. In phases; all threads must call it.
+// Where sum number k of a group belongs.
 template <int kRows, int32_t kTileOf>
-__device__ void add_tile(const Apart& of, int left, int right, int64_t which, float* parts,
-                         double* lanes, double* totals) {
+TF_HIPS_LOCAL double* sum_within(const Apart& of, int first, int64_t which, int k) {
+  int i = k, j = k;
+  if (kTileOf == kWithin) {
+    // Row i has its square and what is behind it: kRows - i sums.
+    for (i = 0; j >= kRows - i; ++i) j -= kRows - i;
+    j += i;
+  }
+  return sum_at(of, first + i, first + j, which);
+}
+
+// A group, and a run of tasks.
+template <int kRows, bool kIsAlone>
+TF_HIPS_KERNEL within_groups(Apart of) {
+  constexpr int32_t kTileOf = kIsAlone ? kAlone : kWithin;
   constexpr int kCount = kSums<kRows, kTileOf>;
-  constexpr int64_t kRound = kAtOnce<1> * kBlock;
+  constexpr int64_t kRound = kThreads / kLanes * kBlock;
+  TF_HIPS_SHARED float parts[kCount * kThreads];
+  TF_HIPS_SHARED double lanes[kCount * kLanes];
+  TF_HIPS_SHARED double totals[kCount];
+  const int group = static_cast<int>(blockIdx.x % of.groups) * kRows;
+  const int64_t which = blockIdx.x / of.groups;
   TF_HIPS_PHASE(t) {
     for (int k = t; k < kCount; k += kThreads) totals[k] = 0.0;
   }
@@ -108,9 +143,9 @@ __device__ void add_tile(const Apart& of, int left, int right, int64_t which, fl
     }
     for (int64_t first = begin; first < least(begin + kTask, of.d); first += kRound) {
       TF_HIPS_PHASE(t) {
-        add_lane<kRows, kTileOf>(of, left, right, first + place_of<1>(t), parts + t);
+        add_lane<kRows, kTileOf>(of, group, first + place_of<1>(t), parts + t);
       }
-      TF_HIPS_PHASE(t) { add_blocks<kThreads>(parts, kCount, t, lanes); }
+      TF_HIPS_PHASE(t) { add_blocks(parts, kCount, t, lanes); }
     }
     TF_HIPS_PHASE(t) {
       for (int k = t; k < kCount; k += kThreads) totals[k] += join_doubles(lanes + k * kLanes);
@@ -118,66 +153,59 @@ __device__ void add_tile(const Apart& of, int left, int right, int64_t which, fl
   }
   TF_HIPS_PHASE(t) {
     for (int k = t; k < kCount; k += kThreads) {
-      double* const to = sum_at<kRows, kTileOf>(of, left, right, which, k);
+      double* const to = sum_within<kRows, kTileOf>(of, group, which, k);
       if (to != nullptr) *to = totals[k];
     }
   }
 }
 
-// All that can be asked for of one group; kIsAlone: only sums of squares, of any number of groups.
-template <int kRows, bool kIsAlone>
-TF_HIPS_KERNEL within_groups(Apart of) {
-  constexpr int32_t kTileOf = kIsAlone ? kAlone : kWithin;
-  TF_HIPS_SHARED float parts[kSums<kRows, kTileOf> * kThreads];
-  TF_HIPS_SHARED double lanes[kSums<kRows, kTileOf> * kLanes];
-  TF_HIPS_SHARED double totals[kSums<kRows, kTileOf>];
-  const int left = static_cast<int>(blockIdx.x % of.groups) * kRows;
-  add_tile<kRows, kTileOf>(of, left, left, blockIdx.x / of.groups, parts, lanes, totals);
-}
-
-// Several groups: neighbours among blocks of threads read the same rows.
-template <int kRows>
-TF_HIPS_KERNEL among_groups(Apart of) {
-  constexpr int kMost = kSums<kRows, kBetween>;
-  TF_HIPS_SHARED float parts[kMost * kThreads];
-  TF_HIPS_SHARED double lanes[kMost * kLanes];
-  TF_HIPS_SHARED double totals[kMost];
-  const int tiles = of.groups * (of.groups + 1) / 2;
-  int left = 0, right = static_cast<int>(blockIdx.x % tiles);
-  while (right >= of.groups - left) {
-    right -= of.groups - left;
-    ++left;
-  }
-  right += left;
-  const int64_t which = blockIdx.x / tiles;
-  if (left == right) {
-    add_tile<kRows, kWithin>(of, left * kRows, right * kRows, which, parts, lanes, totals);
-  } else {
-    add_tile<kRows, kBetween>(of, left * kRows, right * kRows, which, parts, lanes, totals);
+template <int kSumsAtOnce, int kW>
+TF_HIPS_LOCAL void add_weighted(const float (&x)[kW], const float* weights,
+                                float (&sums)[kSumsAtOnce][kW]) {
+  TF_HIPS_UNROLL
+  for (int k = 0; k < kSumsAtOnce; ++k) {
+    TF_HIPS_UNROLL
+    for (int w = 0; w < kW; ++w) sums[k][w] = fmaf(weights[k], x[w], sums[k][w]);
   }
 }
 
 // kSumsAtOnce weighted sums of kW neighbours; blocks of threads that are neighbours read the same
-// rows for other sums.
+// rows for other sums. The weights of a row lie together in shared memory: one load for four.
 template <int kSumsAtOnce, int kW>
 TF_HIPS_KERNEL mixed(Rows rows, int32_t n, int64_t d, const float* weights, int32_t m, Rows out) {
+  TF_HIPS_SHARED float by_row[TF_HIPS_ROBUST_MAX_ROWS * kSumsAtOnce];
   const int parts = (m + kSumsAtOnce - 1) / kSumsAtOnce;
   const int first = static_cast<int>(blockIdx.x % parts) * kSumsAtOnce;
   TF_HIPS_PHASE(t) {
+    for (int at = t; at < n * kSumsAtOnce; at += kThreads) {
+      const int j = at / kSumsAtOnce, k = first + at % kSumsAtOnce;
+      by_row[at] = k < m ? weights[k * n + j] : 0.0f;
+    }
+  }
+  TF_HIPS_PHASE(t) {
     const int64_t at = (static_cast<int64_t>(blockIdx.x / parts) * kThreads + t) * kW;
     if (at < d) {
-      float sums[kSumsAtOnce][kW] = {};
-      for (int j = 0; j < n; ++j) {
-        float x[kW];
-        load_some<kW>(rows.at(j), at, d, x);
+      float sums[kSumsAtOnce][kW];
+      TF_HIPS_UNROLL
+      for (int k = 0; k < kSumsAtOnce; ++k) {
         TF_HIPS_UNROLL
-        for (int k = 0; k < kSumsAtOnce; ++k) {
-          const float weight = first + k < m ? weights[(first + k) * n + j] : 0.0f;
-          TF_HIPS_UNROLL
-          for (int w = 0; w < kW; ++w) {
-            sums[k][w] = j == 0 ? weight * x[w] : fmaf(weight, x[w], sums[k][w]);
-          }
+        for (int w = 0; w < kW; ++w) sums[k][w] = -0.0f;  // the first product stays what it is
+      }
+      const bool is_whole = at + kW <= d;
+      int j = 0;
+      for (; is_whole && j + kMixedAtOnce <= n; j += kMixedAtOnce) {
+        float x[kMixedAtOnce][kW];
+        TF_HIPS_UNROLL
+        for (int u = 0; u < kMixedAtOnce; ++u) load_all(rows.at(j + u) + at, x[u]);
+        TF_HIPS_UNROLL
+        for (int u = 0; u < kMixedAtOnce; ++u) {
+          add_weighted(x[u], by_row + (j + u) * kSumsAtOnce, sums);
         }
+      }
+      for (; j < n; ++j) {
+        float x[kW];
+        load_some(rows.at(j), at, d, x);
+        add_weighted(x, by_row + j * kSumsAtOnce, sums);
       }
       TF_HIPS_UNROLL
       for (int k = 0; k < kSumsAtOnce; ++k) {

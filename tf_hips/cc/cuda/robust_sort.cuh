@@ -10,6 +10,7 @@
 #define TF_HIPS_CC_CUDA_ROBUST_SORT_CUH_
 
 #include <cmath>
+#include <type_traits>
 #include <utility>
 
 #include "tf_hips/cc/cuda/robust_rows.cuh"
@@ -26,9 +27,29 @@ namespace tf_hips {
 namespace cuda {
 namespace robust {
 
+using Sizes = std::integer_sequence<int, TF_HIPS_ROBUST_SIZES>;
+
+// Of the networks for an even or odd number, the smallest for at least n values; 0: there is none.
+template <int... kNs>
+constexpr int size_for(int n, std::integer_sequence<int, kNs...>) {
+  int found = 0;
+  for (const int size : {kNs...}) {
+    if (found == 0 && size >= n && size % 2 == n % 2) found = size;
+  }
+  return found;
+}
+
+// The most -Inf that the network of n can have in front of the values.
+template <int... kNs>
+constexpr int most_before(int n, std::integer_sequence<int, kNs...> sizes) {
+  int least = n;
+  while (least > 2 && size_for(least - 2, sizes) == n) least -= 2;
+  return (n - least) / 2;
+}
+
 // What is sorted: rows, or weighted sums of them.
 struct Source {
-  // Without weights, of few: row i is number `before` + i.
+  // Without weights, of few: row i is number `before` + i, and around them is any row.
   Rows rows;
   int32_t n;               // rows
   int32_t sorted, before;  // values of a coordinate, and -Inf before them
@@ -125,137 +146,167 @@ TF_HIPS_LOCAL float finished(const float* values, int stride, int n, const Endin
   }
 }
 
-// x[w] = the values of kW coordinates, with Inf of both signs around them. -0 becomes 0.
+// Bits of numbers up to kN.
+template <int kN>
+using Bits = std::conditional_t<(kN <= 32), uint32_t, uint64_t>;
+
+// x[w] = kW coordinates of the rows. All loads come first, so that they are under way together: one
+// behind a condition would be waited for.
 template <int kN, int kW>
-TF_HIPS_LOCAL void take_values(const Source& source, int64_t at, float (&x)[kW][kN]) {
-  constexpr int kPadded = (kN + 3) / 4 * 4;
-  if (source.mixing != nullptr) {
+TF_HIPS_LOCAL void take_rows(const Source& source, int64_t at, float (&x)[kW][kN]) {
+  if (kW == 1 || at + kW <= source.d) {
+    float rows[kN][kW];
     TF_HIPS_UNROLL
-    for (int w = 0; w < kW; ++w) {
+    for (int i = 0; i < kN; ++i) load_all(source.rows.few[i] + at, rows[i]);
+    TF_HIPS_UNROLL
+    for (int i = 0; i < kN; ++i) {
       TF_HIPS_UNROLL
-      for (int i = 0; i < kN; ++i) x[w][i] = 0.0f;
+      for (int w = 0; w < kW; ++w) x[w][i] = rows[i][w];
     }
-    for (int j = 0; j < source.n; ++j) {
-      float row[kW];
-      load_some<kW>(source.rows.at(j), at, source.d, row);
-      const float* const weights = source.mixing + j * kPadded;
+  } else {
+    TF_HIPS_UNROLL
+    for (int i = 0; i < kN; ++i) {
+      TF_HIPS_UNROLL
+      for (int w = 0; w < kW; ++w) {
+        x[w][i] = at + w < source.d ? source.rows.few[i][at + w] : 0.0f;
+      }
+    }
+  }
+}
+
+// x = a coordinate of the weighted sums.
+template <int kN>
+TF_HIPS_LOCAL void take_sums(const Source& source, int64_t at, float (&x)[kN]) {
+  constexpr int kPadded = (kN + 3) / 4 * 4;
+  TF_HIPS_UNROLL
+  for (int i = 0; i < kN; ++i) x[i] = -0.0f;  // the first product stays what it is
+  for (int first = 0; first < source.n; first += kMixedAtOnce) {
+    float rows[kMixedAtOnce];
+    TF_HIPS_UNROLL
+    for (int u = 0; u < kMixedAtOnce; ++u) {
+      const int j = first + u < source.n ? first + u : source.n - 1;
+      rows[u] = load_one(source.rows.at(j) + at);
+    }
+    TF_HIPS_UNROLL
+    for (int u = 0; u < kMixedAtOnce; ++u) {
+      if (first + u >= source.n) continue;
+      const float* const weights = source.mixing + (first + u) * kPadded;
       TF_HIPS_UNROLL
       for (int quarter = 0; quarter < kPadded; quarter += 4) {
         const float4 some = *reinterpret_cast<const float4*>(weights + quarter);
         const float each[4] = {some.x, some.y, some.z, some.w};
         TF_HIPS_UNROLL
-        for (int u = 0; u < 4; ++u) {
-          TF_HIPS_UNROLL
-          for (int w = 0; w < kW; ++w) {
-            if (quarter + u >= kN) continue;
-            float& sum = x[w][quarter + u];
-            sum = j == 0 ? each[u] * row[w] : fmaf(each[u], row[w], sum);
-          }
+        for (int k = 0; k < 4; ++k) {
+          if (quarter + k < kN) x[quarter + k] = fmaf(each[k], rows[u], x[quarter + k]);
         }
       }
     }
   }
+}
+
+// Inf of both signs around the values, where the network is larger.
+template <int kN, int kW>
+TF_HIPS_LOCAL void put_ends(const Source& source, float (&x)[kW][kN]) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  constexpr int kMost = most_before(kN, Sizes());
   TF_HIPS_UNROLL
-  for (int i = 0; i < kN; ++i) {
-    if (i >= source.before && i < source.before + source.sorted) {
-      float row[kW];
-      if (source.mixing == nullptr) {
-        load_some<kW>(source.rows.few[i], at, source.d, row);
-      } else {
-        TF_HIPS_UNROLL
-        for (int w = 0; w < kW; ++w) row[w] = x[w][i];
-      }
+  for (int i = 0; i < kMost; ++i) {
+    if (i < source.before) {
       TF_HIPS_UNROLL
-      for (int w = 0; w < kW; ++w) x[w][i] = row[w] + 0.0f;
-    } else {
-      const float infinity = std::numeric_limits<float>::infinity();
-      TF_HIPS_UNROLL
-      for (int w = 0; w < kW; ++w) x[w][i] = i < source.before ? -infinity : infinity;
+      for (int w = 0; w < kW; ++w) x[w][i] = -kInfinity, x[w][kN - 1 - i] = kInfinity;
     }
   }
 }
 
-// The rule of the values of one coordinate; `column`: room for kN floats, `stride` apart.
+template <int kN>
+TF_HIPS_LOCAL float sum_of(const float (&x)[kN], Bits<kN> which) {
+  float sum = 0.0f;
+  TF_HIPS_UNROLL
+  for (int i = 0; i < kN; ++i) {
+    if ((which >> i & 1) != 0) sum += x[i];
+  }
+  return sum;
+}
+
+// The rule of the values of one coordinate; `column`: room for kN floats, `stride` apart. Zeros of
+// both signs are equal, and how they are sorted does not show: a sum that begins with 0 is not -0.
 template <int kN, bool kIsMedian>
 TF_HIPS_LOCAL float rule_of(float (&x)[kN], const Source& source, const Ending& ending, int stride,
                             float* column) {
-  const int first = source.before + ending.drop;
-  const int last = source.before + source.sorted - 1 - ending.drop;
-  if constexpr (kIsMedian) {
-    sort_all(x);  // the compiler drops what the middle does not need
-    return kN % 2 != 0 ? x[kN / 2] : (x[(kN - 1) / 2] + x[kN / 2]) * 0.5f;
-  }
-  if (ending.rule == TF_HIPS_MAJORITY) {
-    float votes = 0.0f;  // Inf of both signs are as many
+  if (!kIsMedian && ending.rule == TF_HIPS_MAJORITY) {
+    int votes = 0;  // Inf of both signs are as many
     TF_HIPS_UNROLL
-    for (int i = 0; i < kN; ++i) votes += sign_of(x[i]);
-    return sign_of(votes);
+    for (int i = 0; i < kN; ++i) votes += (x[i] > 0.0f) - (x[i] < 0.0f);
+    return static_cast<float>((votes > 0) - (votes < 0));
   }
-  sort_all(x);
+  sort_all(x);  // of a median the compiler drops what the middle does not need
+  const float low = x[(kN - 1) / 2], high = x[kN / 2];
+  const float median = kN % 2 != 0 ? high + 0.0f : (low + high + 0.0f) * 0.5f;
+  if constexpr (kIsMedian) return median;
+  const int drop = ending.drop, keep = source.sorted - drop;
+  const Bits<kN> all = ~Bits<kN>{0};
+  const int beside = static_cast<int>(8 * sizeof all) - source.sorted;
   if (ending.rule == TF_HIPS_TRIMMED) {
-    float sum = 0.0f;
-    TF_HIPS_UNROLL
-    for (int i = 0; i < kN; ++i) {
-      if (i >= first && i <= last) sum += x[i];
-    }
-    return sum / static_cast<float>(source.sorted - 2 * ending.drop);
+    const Bits<kN> kept = all << (beside + 2 * drop) >> (beside + drop - source.before);
+    return sum_of(x, kept) / static_cast<float>(keep - drop);
   }
   // Which values are compared depends on `drop`: registers have no numbers at run time.
   TF_HIPS_UNROLL
   for (int i = 0; i < kN; ++i) column[i * stride] = x[i];
-  return nearest_mean(column + source.before * stride, stride, source.sorted, ending.drop);
+  Bits<kN> lost = 0;
+  for (int i = source.before; i < source.before + drop; ++i) {
+    const bool is_left = median - column[i * stride] > column[(i + keep) * stride] - median;
+    lost |= Bits<kN>{1} << (is_left ? i : i + keep);
+  }
+  return sum_of(x, (all << beside >> (beside - source.before)) & ~lost) / static_cast<float>(keep);
 }
 
-// Up to 64 values in registers. A block of threads has `rounds` times kAtOnce<kW> blocks of 512.
-// `squares`, [blocks of threads][n]: sums of squares of the rows, if the source has no weights;
-// NULL: not wanted.
+// Up to 64 values in registers. A thread has `steps` coordinates of kW neighbours: lanes of a block
+// of 512 if sums are wanted, all 32 steps of them; else threads read neighbours. Weighted sums are
+// sorted one by one.
+// `parts`, [blocks of 512][n][16]: sums of squares of the rows, if the source has no weights; NULL:
+// not wanted. Adding them up here would leave so few blocks of threads that memory is waited for.
 template <int kN, bool kIsMedian, int kW>
-TF_HIPS_KERNEL sorted_few(Source source, Ending ending, int32_t rounds, float* out,
-                          double* squares) {
+TF_HIPS_KERNEL sorted_few(Source source, Ending ending, int32_t steps, float* out, float* parts) {
   constexpr int kAll = kThreads * kW;
-  TF_HIPS_SHARED float columns[kN * kAll];
-  TF_HIPS_SHARED double lanes[kN * kLanes];
-  constexpr int64_t kRound = kAtOnce<kW> * kBlock;
-  const int64_t begin = static_cast<int64_t>(blockIdx.x) * rounds * kRound;
-  if (squares != nullptr) {
-    TF_HIPS_PHASE(t) {
-      for (int k = t; k < kN * kLanes; k += kThreads) lanes[k] = 0.0;
-    }
-  }
-  for (int round = 0; round < rounds && begin + round * kRound < source.d; ++round) {
-    TF_HIPS_PHASE(t) {
-      const int64_t first = begin + round * kRound + place_of<kW>(t);
-      float sums[kN][kW] = {};
-      float* const mine = columns + t * kW;
-      for (int step = 0; step < kSteps && first + step * kLanes < source.d; ++step) {
-        const int64_t at = first + step * kLanes;
-        float x[kW][kN], result[kW];
-        take_values(source, at, x);
-        TF_HIPS_UNROLL
-        for (int w = 0; w < kW; ++w) {
-          TF_HIPS_UNROLL
-          for (int i = 0; i < kN; ++i) sums[i][w] = fmaf(x[w][i], x[w][i], sums[i][w]);
-          result[w] = rule_of<kN, kIsMedian>(x[w], source, ending, kAll, mine);
-        }
-        store_some<kW>(result, at, source.d, out);
+  TF_HIPS_SHARED float columns[kIsMedian ? 1 : kN * kAll];
+  const int stride = parts != nullptr ? kLanes : kAll;
+  TF_HIPS_PHASE(t) {
+    const int64_t first = static_cast<int64_t>(blockIdx.x) * steps * kAll +
+                          (parts != nullptr ? place_of<kW>(t) : t * kW);
+    float sums[kN][kW] = {};
+    float* const mine = columns + (kIsMedian ? 0 : t * kW);
+    int64_t at = first;
+    for (int left = steps_of(at, stride, steps, source.d); left > 0; --left, at += stride) {
+      float x[kW][kN], result[kW];
+      if (kW > 1 || source.mixing == nullptr) {
+        take_rows(source, at, x);
+      } else {
+        take_sums(source, at, x[0]);
       }
-      if (squares != nullptr) {
+      if (parts != nullptr) {
         TF_HIPS_UNROLL
         for (int i = 0; i < kN; ++i) {
           TF_HIPS_UNROLL
-          for (int w = 0; w < kW; ++w) mine[i * kAll + w] = sums[i][w];
+          for (int w = 0; w < kW; ++w) sums[i][w] = fmaf(x[w][i], x[w][i], sums[i][w]);
         }
       }
+      put_ends(source, x);
+      TF_HIPS_UNROLL
+      for (int w = 0; w < kW; ++w) {
+        result[w] = rule_of<kN, kIsMedian>(x[w], source, ending, kAll, mine + w);
+      }
+      store_some<kW>(result, at, source.d, out);
     }
-    if (squares != nullptr) {
-      TF_HIPS_PHASE(t) { add_blocks<kAll>(columns, kN, t, lanes); }
-    }
-  }
-  if (squares != nullptr) {
-    TF_HIPS_PHASE(t) {
-      if (t < source.n) {
-        squares[static_cast<int64_t>(blockIdx.x) * source.n + t] =
-            join_doubles(lanes + (source.before + t) * kLanes);
+    const int64_t block = first / kBlock;
+    if (parts != nullptr && block * kBlock < source.d) {
+      const int64_t row = block * source.n - source.before;
+      float* const to = parts + row * kLanes + first % kLanes;
+      TF_HIPS_UNROLL
+      for (int i = 0; i < kN; ++i) {
+        if (i < source.before || i >= source.before + source.n) continue;
+        TF_HIPS_UNROLL
+        for (int w = 0; w < kW; ++w) to[i * kLanes + w] = sums[i][w];
       }
     }
   }
@@ -316,17 +367,7 @@ TF_HIPS_KERNEL spread_weights(const float* weights, int32_t n, int32_t m, int32_
   }
 }
 
-using SortedFew = void (*)(Source, Ending, int32_t, float*, double*);
-
-// Of the networks for an even or odd number, the smallest for at least n values; 0: there is none.
-template <int... kNs>
-constexpr int size_for(int n, std::integer_sequence<int, kNs...>) {
-  int found = 0;
-  for (const int size : {kNs...}) {
-    if (found == 0 && size >= n && size % 2 == n % 2) found = size;
-  }
-  return found;
-}
+using SortedFew = void (*)(Source, Ending, int32_t, float*, float*);
 
 // Up to how many rows 16-byte accesses are worth it: of more rows enough loads are under way.
 constexpr int kWideRows = 8;
@@ -346,8 +387,6 @@ SortedFew few_of(int size, std::integer_sequence<int, kNs...>) {
   ((found = size == kNs ? sorted_few_or_none<kNs, kIsMedian, kW>() : found), ...);
   return found;
 }
-
-using Sizes = std::integer_sequence<int, TF_HIPS_ROBUST_SIZES>;
 
 }  // namespace robust
 }  // namespace cuda
