@@ -405,11 +405,25 @@ class Host:
             lines.close()
         else:
             lines.add("static_cast<void>(own);")
-        if not function.kernels.takes_sum:
+        # Which kernel forms the sum, and so whether it tells of what is not finite.
+        is_apart = not function.kernels.takes_sum
+        notes = decode is not None and decode.looks_broken and (is_apart or function.notes_broken)
+        if notes:
+            lines.add("int32_t* const broken = reinterpret_cast<int32_t*>(own + 1);")
+            lines.open("if (residual != nullptr && call.alone == 0) {")
+            lines.add(
+                "rest.broken = broken;",
+                "cudaMemsetAsync(broken, 0, sizeof(int32_t), stream);",
+            )
+            lines.close()
+        if function.notes_broken:
+            lines.add("call.broken = broken;")
+        if is_apart:
+            name, more = ("add_all_noting", ", broken") if notes else ("add_all", "")
             lines.open("if (residual != nullptr) {")
             lines.add(
-                "TF_HIPS_LAUNCH(add_all, num_tiles(n), kThreads, stream, gradient, residual,",
-                "               new_residual, n);",
+                f"TF_HIPS_LAUNCH({name}, num_tiles(n), kThreads, stream, gradient, residual,",
+                f"               new_residual, n{more});",
             )
             lines.close()
         if function.kernels.decodes_tiles:
@@ -421,14 +435,6 @@ class Host:
                 "call.rest.out = new_residual;",
                 "call.rest.mode = TF_HIPS_RESIDUAL;",
             )
-        if function.notes_broken:
-            lines.add("call.broken = reinterpret_cast<int32_t*>(own + 1);")
-            lines.open("if (residual != nullptr && call.alone == 0) {")
-            lines.add(
-                "rest.broken = call.broken;",
-                "cudaMemsetAsync(call.broken, 0, sizeof(int32_t), stream);",
-            )
-            lines.close()
         lines.add("run_encode(call, stream);")
         if reads_again:
             lines.open("if (residual != nullptr) {")

@@ -132,6 +132,17 @@ TF_HIPS_INLINE void note_broken(const float (&sums)[8], const float* residual, i
   if (!is_fine) *broken = 1;
 }
 
+// As add_all, for a decode that looks for what is not finite.
+TF_HIPS_KERNEL add_all_noting(const float* gradient, const float* residual, float* value, int64_t n,
+                              int32_t* broken) {
+  const int64_t base = static_cast<int64_t>(blockIdx.x) * kTile;
+  TF_HIPS_PHASE(t) {
+    float sum[8];
+    load_sum8(gradient, residual, value, base + 8 * t, n, sum);
+    note_broken(sum, residual, broken);
+  }
+}
+
 // Words in the order of floats, -0 before 0.
 TF_HIPS_INLINE uint32_t float_key(float value) {
   uint32_t bits;
