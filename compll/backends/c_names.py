@@ -37,18 +37,18 @@ random_unit
 """
 # What the headers of the runtime and of its CUDA half declare or call besides.
 _RUNTIME = """
-add_bins add_blocks add_field add_lane add_tasks among_groups atomicAdd atomicMin bits bits_of_flags
-bits_of_lanes block_number blocks_of_one_word blocks_wide bytes_of_rows call can_write change
-check_prefix clear_bins combine_lanes combine_row compared complain copy_tile count_bits
-cudaGetLastError cut defined digit_of each elements end_block exchange exchange_some fetch few_of
-find_machine find_spot finish_floats finish_ints finished flag_bits flags_of flags_of_bits fmaf
-fmaxf fminf fnv1a fold fold_lane fold_rows fold_wide for_bits for_flags gather_bits getter
-group_base guess has_compression has_half_compression held_value high_halves is_aligned is_allowed
-is_candidate is_left is_line join join_doubles join_lanes join_share join_shares joined
-keep_candidates keep_finite keep_where kernel kth_largest lane_of lanes launched lay_out least
-least_float load_group load_some load_word machine madvise majority_of make_layout mask median_of
-memcpy mixed more nearest_mean needed neutral next noise_wide noise_words num_runs num_tiles
-numbers_as_row of_pair one order_of_kept pack_groups pack_many_words pack_stream pack_wide
+add_all_noting add_bins add_blocks add_field add_lane add_tasks among_groups atomicAdd atomicMin
+bits bits_of_flags bits_of_lanes block_number blocks_of_one_word blocks_wide bytes_of_rows call
+can_write change check_prefix clear_bins combine_lanes combine_row compared complain copy_tile
+count_bits cudaGetLastError cut defined digit_of each elements end_block exchange exchange_some
+fetch few_of find_machine find_spot finish_floats finish_ints finished flag_bits flags_of
+flags_of_bits fmaf fmaxf fminf fnv1a fold fold_lane fold_rows fold_wide for_bits for_flags
+gather_bits getter group_base guess has_compression has_half_compression held_value high_halves
+is_aligned is_allowed is_candidate is_left is_line join join_doubles join_lanes join_share
+join_shares joined keep_candidates keep_finite keep_where kernel kth_largest lane_of lanes launched
+lay_out least least_float load_group load_some load_word machine madvise majority_of make_layout
+mask median_of memcpy mixed more nearest_mean needed neutral next noise_wide noise_words num_runs
+num_tiles numbers_as_row of_pair one order_of_kept pack_groups pack_many_words pack_stream pack_wide
 pack_words padded_count pair philox philox_round pick_digit place_of prefetch_bytes put put_half
 put_rows range rank_key ranked reduce_rows residual_tile row_abs row_at row_bits row_both row_bytes
 row_clamped row_codes row_compared row_count row_difference row_either row_every_code row_finite

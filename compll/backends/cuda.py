@@ -15,8 +15,8 @@ from compll.backends.c_common import Lines
 from compll.backends.cuda_blocks import Blocks
 from compll.backends.cuda_host import Function, Host
 from compll.backends.cuda_kernels import Kernels
-from compll.backends.cuda_reads import shares_tiles
-from compll.backends.cuda_scope import Side
+from compll.backends.cuda_reads import roots_of, shares_tiles
+from compll.backends.cuda_scope import Side, reads
 from compll.backends.cuda_select import Selections
 from compll.backends.layout import emit_layout, emit_params
 from compll.ir import nodes
@@ -108,6 +108,12 @@ class _Emitter:
             raise TypeError("there must be an Encode")
         states = tuple(update.state for update in encode.updates)
         function = _begin(Side(self._program, encode.gradient, (), is_decode=False, states=states))
+        function.side.in_groups = self._is_in_groups()
+        function.reads_twice = any(
+            reads(roots_of(self._plan.encode[number + 1 :]), encode.gradient)
+            for number, step in enumerate(self._plan.encode)
+            if isinstance(step, nodes.Sweep) and step.reduces
+        )
         function.kernels.header = tuple(
             (number, value)
             for number, value in enumerate(encode.fields)
@@ -127,17 +133,24 @@ class _Emitter:
         if decode is None:
             raise TypeError("there must be a Decode")
         function = _begin(Side(self._program, decode.gradient, decode.fields, is_decode=True))
-        loops = [step for step in self._plan.decode if not isinstance(step, nodes.Let)]
-        last = loops[0]
-        function.is_plain = (
-            len(loops) == 1
-            and isinstance(last, nodes.Sweep)
-            and not last.reduces
-            and isinstance(last.writes[0].value, nodes.Elementwise)
-        )
+        function.is_plain = _is_plain(self._plan.decode)
+        function.side.in_groups = self._is_in_groups()
         self._steps(self._plan.decode, function)
         self._structs(function)
         return function
+
+    def _is_in_groups(self) -> bool:
+        """Whether chunks are read more than once, by kernels that can begin with any of them."""
+        encode, decode = self._program.encode, self._program.decode
+        if encode is None or decode is None or encode.updates:
+            return False
+        steps = self._plan.encode
+        keeps = any(
+            isinstance(step, nodes.Store) and not isinstance(step.value, nodes.BlockReduce)
+            for step in steps
+        )
+        reduces = any(isinstance(step, nodes.Sweep) and step.reduces for step in steps)
+        return reduces and not keeps and _is_plain(self._plan.decode)
 
     def _steps(self, steps: tuple[nodes.Step, ...], function: Function) -> None:
         kernels, left = function.kernels, list(steps)
@@ -184,6 +197,9 @@ class _Emitter:
         if function.side.is_decode:
             lines.add("Rows rows;", "float* out;", "int32_t mode;", "Report* report;")
             lines.add("bool is_just_checked;  // by the kernel before, which may not have ended")
+        if function.side.in_groups:
+            lines.add("int64_t first_chunk, end_chunk;  // whose kernels are started")
+        if function.side.is_decode:
             if function.looks_broken:
                 lines.add("const int32_t* broken;  // 0: `out` is finite; null: it is not known")
         else:
@@ -219,6 +235,18 @@ class _Emitter:
             lines.add(line)
         lines.add(f"}}  // namespace {name.lower()}_kernels", "")
         lines.add(f"using {name.lower()}_kernels::{name}Call;", "")
+
+
+def _is_plain(steps: tuple[nodes.Step, ...]) -> bool:
+    """Whether one loop of a decode makes each element without the others."""
+    loops = [step for step in steps if not isinstance(step, nodes.Let)]
+    last = loops[0]
+    return (
+        len(loops) == 1
+        and isinstance(last, nodes.Sweep)
+        and not last.reduces
+        and isinstance(last.writes[0].value, nodes.Elementwise)
+    )
 
 
 def _begin(side: Side) -> Function:

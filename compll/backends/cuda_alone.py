@@ -18,7 +18,7 @@ _CONSTANTS = {"kTile": 1024, "kThreads": 128, "kLanes": 16, "kBins": 2048}
 _DECLARED = re.compile(r"TF_HIPS_SHARED (\w+) \w+(?:\[([^\]]+)\])?;")
 # Functions of reduce.cuh, select.cuh and top_k.cuh, and what each instance of them has.
 _CALLED = {
-    r"finish_floats<\w+>": 6144,
+    r"finish_floats<\w+>": 576,
     r"finish_ints<\w+>": 1152,
     r"reduce_blocks<\w+>": 4096,
     "put8<is_full>": 4096,

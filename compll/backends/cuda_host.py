@@ -23,6 +23,7 @@ class Function:
         may_note: this is an encode whose decode looks for what is not finite.
         looks_broken: a decode does so, if it is told of some.
         notes_broken: an encode tells it.
+        reads_twice: an encode needs the gradient again when it has read all of a chunk.
     """
 
     side: Side
@@ -32,6 +33,7 @@ class Function:
     may_note: bool = False
     looks_broken: bool = False
     notes_broken: bool = False
+    reads_twice: bool = False
 
     @property
     def alone_tiles(self) -> int:
@@ -132,6 +134,8 @@ class Host:
             lines.open(f"for (int k = 0; k < {count}; ++k) {{")
             lines.add(f"if (call->tiles[k] > {tiles}) call->alone = 0;")
             lines.close()
+        if function.side.in_groups:
+            lines.add("call->first_chunk = 0;", "call->end_chunk = tensor.chunks;")
         lines.add("call->scalars = arena->take<Scalars>(tensor.chunks);")
         for kind, member, room in kernels.arrays:
             text = room.replace("call.", "call->")
@@ -320,6 +324,30 @@ class Host:
         lines.close()
         lines.add("")
 
+    def _run_in_groups(self, function: Function, *, reads_again: bool) -> None:
+        """Some chunks at a time, if they are read more than once: a cache still has them then."""
+        lines = self._lines
+        if reads_again:
+            lines.add(
+                "rest.rows.row[0] = packets;",
+                "rest.rows.num = 1;",
+                "rest.mode = TF_HIPS_RESIDUAL;",
+                "if (rest.alone != 0) rest.alone = kOwn;",
+            )
+        often = "true" if function.reads_twice else "residual != nullptr"
+        lines.add(
+            "const int64_t chunks = call.tensor.chunks;",
+            f"const int64_t group = {often} ? TF_HIPS_GROUP_CHUNKS : chunks;",
+        )
+        lines.open("for (int64_t first = 0; first < chunks; first += group) {")
+        lines.add(
+            "const int64_t end = least(first + group, chunks);",
+            "run_encode(of_chunks(call, first, end), stream);",
+        )
+        if reads_again:
+            lines.add("if (residual != nullptr) run_decode(of_chunks(rest, first, end), stream);")
+        lines.close()
+
     def _check_kernel(self, decode: nodes.Decode) -> None:
         lines, names = self._lines, param_names(self._program)
         lines.add("// A thread a packet of a chunk: what can be told of it before it is decoded.")
@@ -428,11 +456,25 @@ class Host:
             lines.close()
         else:
             lines.add("static_cast<void>(own);")
-        if not function.kernels.takes_sum:
+        # Which kernel forms the sum, and so whether it tells of what is not finite.
+        is_apart = not function.kernels.takes_sum
+        notes = decode is not None and decode.looks_broken and (is_apart or function.notes_broken)
+        if notes:
+            lines.add("int32_t* const broken = reinterpret_cast<int32_t*>(own + 1);")
+            lines.open("if (residual != nullptr && call.alone == 0) {")
+            lines.add(
+                "rest.broken = broken;",
+                "cudaMemsetAsync(broken, 0, sizeof(int32_t), stream);",
+            )
+            lines.close()
+        if function.notes_broken:
+            lines.add("call.broken = broken;")
+        if is_apart:
+            name, more = ("add_all_noting", ", broken") if notes else ("add_all", "")
             lines.open("if (residual != nullptr) {")
             lines.add(
-                "TF_HIPS_FOLLOW(add_all, num_tiles(n), kThreads, stream, gradient, residual,",
-                "               new_residual, n);",
+                f"TF_HIPS_FOLLOW({name}, num_tiles(n), kThreads, stream, gradient, residual,",
+                f"               new_residual, n{more});",
             )
             lines.close()
         if function.kernels.decodes_tiles:
@@ -444,16 +486,11 @@ class Host:
                 "call.rest.out = new_residual;",
                 "call.rest.mode = TF_HIPS_RESIDUAL;",
             )
-        if function.notes_broken:
-            lines.add("call.broken = reinterpret_cast<int32_t*>(own + 1);")
-            lines.open("if (residual != nullptr && call.alone == 0) {")
-            lines.add(
-                "rest.broken = call.broken;",
-                "cudaMemsetAsync(call.broken, 0, sizeof(int32_t), stream);",
-            )
-            lines.close()
-        lines.add("run_encode(call, stream);")
-        if reads_again:
+        if function.side.in_groups:
+            self._run_in_groups(function, reads_again=reads_again)
+        else:
+            lines.add("run_encode(call, stream);")
+        if reads_again and not function.side.in_groups:
             lines.open("if (residual != nullptr) {")
             lines.add(
                 "const uint8_t* const made = packets;",

@@ -95,7 +95,9 @@ def reads(roots: Iterable[nodes.Expr], vector: nodes.Var) -> bool:
 class Side:
     """One function, Encode or Decode, and what its kernels have computed so far.
 
-    `has_read`: a kernel reads elements of the gradient.
+    Attributes:
+        has_read: a kernel reads elements of the gradient.
+        in_groups: a call's kernels are started for some of its chunks, and then for the next.
     """
 
     program: nodes.Program
@@ -106,6 +108,7 @@ class Side:
     definitions: list[Definition] = field(default_factory=list)
     members: Names = field(default_factory=KernelNames)
     has_read: bool = False
+    in_groups: bool = False
 
     def leave_kernel(self) -> None:
         """Forgets what is only in a kernel that has been written."""

@@ -29,6 +29,9 @@
 #ifndef TF_HIPS_PHASE
 // Blocks of threads that keep a GPU busy.
 #define TF_HIPS_MANY_BLOCKS 4096
+// Chunks, of 4 MiB a vector, that a second-level cache keeps from one kernel to the next, and that
+// are enough for all multiprocessors.
+#define TF_HIPS_GROUP_CHUNKS 4
 #define TF_HIPS_PHASE(t)                                                   \
   for (int t = static_cast<int>(threadIdx.x), t##_left = 1; t##_left != 0; \
        t##_left = 0, __syncthreads())
@@ -305,9 +308,10 @@ __device__ __forceinline__ bool is_fine(const Call& call) {
   return *call.report == TF_HIPS_CUDA_FINE;
 }
 
-// value = gradient + residual, for codecs whose first kernel does not form it.
-TF_HIPS_KERNEL add_all(const float* gradient, const float* residual, float* value, int64_t n) {
-  follow();
+// value = gradient + residual, of the tile of a block of threads, and what `note` makes of each eight.
+template <typename Note>
+__device__ __forceinline__ void add_tile(const float* gradient, const float* residual, float* value,
+                                         int64_t n, const Note& note) {
   const int64_t base = static_cast<int64_t>(blockIdx.x) * kTile;
   const bool is_full_tile = base + kTile <= n && are_aligned(gradient, residual, value);
   TF_HIPS_PHASE(t) {
@@ -317,7 +321,14 @@ TF_HIPS_KERNEL add_all(const float* gradient, const float* residual, float* valu
     } else {
       load_sum8<false>(gradient, residual, value, base + 8 * t, n, sum);
     }
+    note(sum);
   }
+}
+
+// The same, for codecs whose first kernel does not form it.
+TF_HIPS_KERNEL add_all(const float* gradient, const float* residual, float* value, int64_t n) {
+  follow();
+  add_tile(gradient, residual, value, n, [](const float (&)[8]) {});
 }
 
 #ifdef __CUDACC__

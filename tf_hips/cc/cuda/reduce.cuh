@@ -164,15 +164,17 @@ __device__ __forceinline__ void finish_levels(float* from, float* to, int64_t ti
 // room for half as many again behind them.
 template <typename Reducer>
 __device__ void finish_floats(float* parts, int64_t tiles, float init, float* result) {
-  TF_HIPS_SHARED float levels[kTile + kTile / 2];
+  TF_HIPS_SHARED float levels[kTile / 8 + kTile / 64];
   if (tiles > kTile) {
     finish_levels<Reducer>(parts, parts + tiles, tiles, init, result);
     return;
   }
   TF_HIPS_PHASE(t) {
-    for (int64_t k = t; k < tiles; k += kThreads) levels[k] = parts[k];
+    for (int64_t k = t; 8 * k < tiles; k += kThreads) {
+      levels[k] = fold_few<Reducer>(parts + 8 * k, static_cast<int>(least(8, tiles - 8 * k)));
+    }
   }
-  finish_levels<Reducer>(levels, levels + kTile, tiles, init, result);
+  finish_levels<Reducer>(levels, levels + kTile / 8, (tiles + 7) / 8, init, result);
 }
 
 template <typename Reducer>

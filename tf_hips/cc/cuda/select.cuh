@@ -132,6 +132,14 @@ TF_HIPS_INLINE void note_broken(const float (&sums)[8], const float* residual, i
   if (!is_fine) *broken = 1;
 }
 
+// As add_all, for a decode that looks for what is not finite.
+TF_HIPS_KERNEL add_all_noting(const float* gradient, const float* residual, float* value, int64_t n,
+                              int32_t* broken) {
+  follow();
+  add_tile(gradient, residual, value, n,
+           [&](const float (&sum)[8]) { note_broken(sum, residual, broken); });
+}
+
 // Words in the order of floats, -0 before 0.
 TF_HIPS_INLINE uint32_t float_key(float value) {
   uint32_t bits;
@@ -269,12 +277,13 @@ TF_HIPS_BLOCK pack_tiles(const Packing<T>& call, uint32_t block_index) {
 
 template <typename T>
 TF_HIPS_KERNEL pack_tiles_grid(const Packing<T> call) {
+  follow();
   pack_tiles(call, blockIdx.x);
 }
 
 template <typename T>
 void launch_pack(const Packing<T>& call, int64_t blocks, cudaStream_t stream) {
-  TF_HIPS_LAUNCH(pack_tiles_grid, blocks, kThreads, stream, call);
+  TF_HIPS_FOLLOW(pack_tiles_grid<T>, blocks, kThreads, stream, call);
 }
 
 // A place of a vector of `whole` elements; -1, which is behind none, where it is outside.

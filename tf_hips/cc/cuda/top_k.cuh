@@ -208,6 +208,7 @@ __device__ inline void leave_all(const TopK& call, int64_t chunk) {
 
 // What the tiles of a chunk have left, one behind another; the second digit is counted.
 TF_HIPS_KERNEL top_k_pack(const TopK call) {
+  follow();
   TF_HIPS_SHARED int32_t bins[kBins];
   const uint32_t blocks = static_cast<uint32_t>(num_packers(call.tiles));
   const uint32_t chunk = blockIdx.x / blocks;
@@ -234,6 +235,7 @@ TF_HIPS_KERNEL top_k_pack(const TopK call) {
 
 // The last digit is counted.
 TF_HIPS_KERNEL top_k_count(const TopK call) {
+  follow();
   TF_HIPS_SHARED int32_t bins[kBins];
   constexpr int kPass = kPasses - 1;
   const int64_t chunk = blockIdx.x / kFewBlocks;
@@ -293,6 +295,7 @@ __device__ inline const int64_t* write_tile(const uint32_t* keys, const uint32_t
 // What compared() is of the keys of a tile of what is left, added up. There may be as many as there
 // are elements: where few are not 0, most keys are the wanted one.
 TF_HIPS_KERNEL top_k_sum(const TopK call) {
+  follow();
   TF_HIPS_SHARED int64_t sums[kThreads];
   const int64_t chunk = blockIdx.x / kFewBlocks;
   const Chosen& chosen = call.chosen[chunk];
@@ -314,6 +317,7 @@ TF_HIPS_KERNEL top_k_sum(const TopK call) {
 }
 
 TF_HIPS_KERNEL top_k_write(const TopK call) {
+  follow();
   TF_HIPS_SHARED int64_t sums[kThreads];
   TF_HIPS_SHARED int64_t before;
   const int64_t chunk = blockIdx.x / kFewBlocks, first = chunk * call.room;
@@ -331,21 +335,31 @@ TF_HIPS_KERNEL top_k_write(const TopK call) {
   }
 }
 
-// The key that is the wanted one of few keys, by one block of threads. `chosen`: nothing is known
-// but numbers. In phases.
-__device__ inline void find_key(const uint32_t* keys, Chosen* chosen) {
+// The key that is the wanted one of few keys, as far as `passes` digits tell it, by one block of
+// threads. `chosen`: nothing is known but numbers. In phases.
+__device__ inline void find_key(const uint32_t* keys, Chosen* chosen, int passes = kPasses) {
   TF_HIPS_SHARED int32_t bins[kBins];
-  for (int pass = 0; pass < kPasses; ++pass) {
+  // Tiles whose keys a thread reads before it counts any: it waits for memory once.
+  constexpr int kAtOnce = 4;
+  const int64_t count = chosen->count;
+  for (int pass = 0; pass < passes; ++pass) {
     clear_bins(bins);
-    for (int64_t base = 0; base < chosen->count; base += kTile) {
-      TF_HIPS_PHASE(t) {
-        uint32_t here[kEach];
-        take8(keys + base + kEach * t, here);
+    TF_HIPS_PHASE(t) {
+      const uint32_t found = chosen->key;
+      for (int64_t base = kEach * t; base < count; base += kAtOnce * kTile) {
+        uint32_t here[kAtOnce][kEach];
         TF_HIPS_UNROLL
-        for (int u = 0; u < kEach; ++u) {
-          if (base + kEach * t + u >= chosen->count) continue;
-          if (!is_candidate(here[u], chosen->key, pass)) continue;
-          atomicAdd(&bins[digit_of(here[u], pass)], 1);
+        for (int k = 0; k < kAtOnce; ++k) {
+          if (base + k * kTile < count) take8(keys + base + k * kTile, here[k]);
+        }
+        TF_HIPS_UNROLL
+        for (int k = 0; k < kAtOnce; ++k) {
+          const int64_t inside = count - base - k * kTile;
+          TF_HIPS_UNROLL
+          for (int u = 0; u < kEach; ++u) {
+            if (u >= inside || !is_candidate(here[k][u], found, pass)) continue;
+            atomicAdd(&bins[digit_of(here[k][u], pass)], 1);
+          }
         }
       }
     }
@@ -354,9 +368,9 @@ __device__ inline void find_key(const uint32_t* keys, Chosen* chosen) {
 }
 
 // Which of `count` keys is at place `index` when they are sorted, upwards; 0 where there is none.
-// In phases; all threads must call it.
-__device__ inline void pick_sorted(const uint32_t* keys, int64_t count, int64_t index,
-                                   uint32_t* key) {
+// `passes`: digits behind so many are 0. In phases; all threads must call it.
+__device__ inline void pick_sorted(const uint32_t* keys, int64_t count, int64_t index, uint32_t* key,
+                                   int passes = kPasses) {
   TF_HIPS_SHARED Chosen chosen;
   TF_HIPS_PHASE(t) {
     if (t == 0) {
@@ -364,7 +378,7 @@ __device__ inline void pick_sorted(const uint32_t* keys, int64_t count, int64_t 
       chosen = chosen_of(count, wanted);
     }
   }
-  find_key(keys, &chosen);
+  find_key(keys, &chosen, passes);
   TF_HIPS_PHASE(t) {
     if (t == 0) *key = chosen.key;
   }
@@ -374,7 +388,8 @@ __device__ inline void pick_sorted(const uint32_t* keys, int64_t count, int64_t 
 __device__ inline void guess_least(const uint32_t* keys, Chosen* chosen) {
   TF_HIPS_SHARED uint32_t key;
   if (chosen->wanted == 0) return;
-  pick_sorted(keys, num_samples(chosen->count), sample_rank(*chosen), &key);
+  // Two digits tell it near enough.
+  pick_sorted(keys, num_samples(chosen->count), sample_rank(*chosen), &key, 2);
   TF_HIPS_PHASE(t) {
     if (t == 0) chosen->least = key;
   }
@@ -403,10 +418,10 @@ __device__ inline void top_k_alone(const TopK& call) {
 inline void run_top_k(const TopK& call, cudaStream_t stream) {
   const int64_t packers = num_packers(call.tiles);
   const int64_t few = kFewBlocks * call.chunks;
-  TF_HIPS_LAUNCH(top_k_pack, packers * call.chunks, kThreads, stream, call);
-  TF_HIPS_LAUNCH(top_k_count, few, kThreads, stream, call);
-  TF_HIPS_LAUNCH(top_k_sum, few, kThreads, stream, call);
-  TF_HIPS_LAUNCH(top_k_write, few, kThreads, stream, call);
+  TF_HIPS_FOLLOW(top_k_pack, packers * call.chunks, kThreads, stream, call);
+  TF_HIPS_FOLLOW(top_k_count, few, kThreads, stream, call);
+  TF_HIPS_FOLLOW(top_k_sum, few, kThreads, stream, call);
+  TF_HIPS_FOLLOW(top_k_write, few, kThreads, stream, call);
 }
 
 }  // namespace cuda
