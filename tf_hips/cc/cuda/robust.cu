@@ -118,6 +118,7 @@ int32_t add_apart(const Rows& rows, int32_t n, int64_t d, double* squares, doubl
   if (blocks > kMaxBlocks) return TF_HIPS_BAD_ROWS;
   const bool is_done = cut.tasks == kTasks;
   Apart of = {rows, n, cut.groups, cut.tasks, d, squares, distances};
+  for (int32_t i = n; i < cut.rows; ++i) of.rows.few[i] = of.rows.few[n - 1];
   if (!is_done) of.squares = room.sums, of.distances = room.sums + cut.runs * n;
   const Kernel kernel = kernel_for(cut, has_pairs);
   TF_HIPS_LAUNCH(kernel, blocks, kThreads, stream, of);
