@@ -135,7 +135,7 @@ def check(n: int, d: int, skew: int = 0, *, is_full: bool = False) -> None:
             assert found.tobytes() == wanted.tobytes(), (n, d, m)
 
 
-@pytest.mark.parametrize("n", (1, 2, 5, 8, 9, 15, 16, 22, 70))
+@pytest.mark.parametrize("n", (1, 2, 5, 8, 9, 15, 16, 22, 70, 130))
 def test_the_bits_are_those_of_the_cpu(n: int) -> None:
     # In which order threads run must not matter; nor where rows begin.
     for d, skew, is_backwards in ((1, 0, False), (513, 4, True), (2050 if n < 64 else 40, 0, True)):

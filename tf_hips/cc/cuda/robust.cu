@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tf_hips/cc/cuda/robust_apart.cuh"
 #include "tf_hips/cc/cuda/robust_cuda.h"
+#include "tf_hips/cc/cuda/robust_halves.cuh"
 #include "tf_hips/cc/cuda/robust_pairs.cuh"
 #include "tf_hips/cc/cuda/robust_rows.cuh"
 #include "tf_hips/cc/cuda/robust_sort.cuh"
@@ -62,12 +63,12 @@ struct Room {
   Room(int32_t n, int64_t d, void* memory) {
     Arena arena(memory);
     if (n > kFew) many = arena.take<const float*>(n);
-    mixing = arena.take<float>(int64_t{n} * kFew);
+    mixing = arena.take<float>(int64_t{n} * kMost);
     int64_t count = blocks_of(d, kTask) * n;  // coordinate rules have them
     const Cut cut(n, d, true);
     if (cut.tasks == 1) count += cut.runs * num_pairs(n);
     sums = arena.take<double>(count);
-    if (n <= kFew) parts = arena.take<float>(blocks_of(d, kBlock) * n * kLanes);
+    if (n <= kMost) parts = arena.take<float>(blocks_of(d, kBlock) * n * kLanes);
     used = arena.used();
   }
 };
@@ -117,6 +118,7 @@ int32_t add_apart(const Rows& rows, int32_t n, int64_t d, double* squares, doubl
   if (blocks > kMaxBlocks) return TF_HIPS_BAD_ROWS;
   const bool is_done = cut.tasks == kTasks;
   Apart of = {rows, n, cut.groups, cut.tasks, d, squares, distances};
+  for (int32_t i = n; i < cut.rows; ++i) of.rows.few[i] = of.rows.few[n - 1];
   if (!is_done) of.squares = room.sums, of.distances = room.sums + cut.runs * n;
   const Kernel kernel = kernel_for(cut, has_pairs);
   TF_HIPS_LAUNCH(kernel, blocks, kThreads, stream, of);
@@ -146,6 +148,15 @@ int32_t sort_few(Source source, const Ending& ending, bool is_wide, int32_t size
                    blocks_of(source.d, kBlock), room.sums);
     add_up(room.sums, source.d, source.n, squares, stream);
   }
+  return TF_HIPS_OK;
+}
+
+int32_t sort_halves(const Source& source, const Ending& ending, float* out, cudaStream_t stream) {
+  const auto kernel =
+      ending.rule == TF_HIPS_MEDIAN ? sorted_halves<true> : sorted_halves<false>;
+  const int64_t blocks = blocks_of(source.d, kThreads);
+  if (blocks > kMaxBlocks) return TF_HIPS_BAD_ROWS;
+  TF_HIPS_LAUNCH(kernel, blocks, kThreads, stream, source, ending, out);
   return TF_HIPS_OK;
 }
 
@@ -186,14 +197,17 @@ int32_t coordinate(const float* const* rows, int32_t n, int64_t d, const float* 
                    cudaStream_t stream) {
   Source source = {{}, n, weights == nullptr ? n : m, 0, d, weights, nullptr};
   const int32_t size = size_for(source.sorted, Sizes());
-  const bool is_few = size != 0 && source.sorted <= kFew;
-  const bool is_wide = weights == nullptr && size != 0 && size <= kWideRows &&
+  const bool is_few = size != 0;
+  const bool is_halved = !is_few && weights == nullptr && n <= kFew &&
+                         (ending.rule == TF_HIPS_MEDIAN || ending.rule == TF_HIPS_TRIMMED);
+  const bool is_wide = weights == nullptr && is_few && size <= kWideRows &&
                        are_aligned(rows, n) && is_aligned(out, 16);
   if (is_few) source.before = (size - source.sorted) / 2;
+  if (is_halved) source.before = before_halves(n);
   const Rows all = rows_of(rows, n, room, stream);
   source.rows = all;
-  if (weights == nullptr && is_few) {
-    for (int32_t k = 0; k < size; ++k) {
+  if (weights == nullptr && (is_few || is_halved)) {
+    for (int32_t k = 0; k < (is_few ? size : kFew); ++k) {
       const int32_t i = k - source.before;
       source.rows.few[k] = rows[i >= 0 && i < n ? i : 0];
     }
@@ -209,6 +223,7 @@ int32_t coordinate(const float* const* rows, int32_t n, int64_t d, const float* 
     const int32_t status = add_apart(all, n, d, squares, nullptr, room, stream);
     if (status != TF_HIPS_OK) return status;
   }
+  if (is_halved) return sort_halves(source, ending, out, stream);
   if (!is_few) return sort_many(source, ending, out, stream);
   return sort_few(source, ending, is_wide, size, out, is_apart ? nullptr : squares, room, stream);
 }

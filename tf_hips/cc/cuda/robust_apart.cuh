@@ -26,7 +26,7 @@ constexpr int kSums = kTileOf == kAlone ? kRows : kRows * (kRows + 1) / 2;
 
 // What a call works on, and where its sums go.
 struct Apart {
-  Rows rows;
+  Rows rows;          // of up to 8 also, behind the last one, any row
   int32_t n, groups;  // rows, and groups of them that make tiles
   int32_t tasks;      // that one block of threads adds up
   int64_t d;
@@ -75,27 +75,35 @@ TF_HIPS_LOCAL void add_within(const float (&x)[kSome][kRows], float (&sums)[kCou
   }
 }
 
+// The next kSome elements. Up to 8 rows have their addresses in the arguments of the kernel, where
+// adding to one costs no more than to one in registers, and those are scarce.
 template <int kRows, int32_t kTileOf, int kSome>
-TF_HIPS_LOCAL void add_steps(const float* (&rows)[kRows], float (&sums)[kSums<kRows, kTileOf>]) {
+TF_HIPS_LOCAL void add_steps(const Apart& of, int64_t& at, const float* (&rows)[kRows],
+                             float (&sums)[kSums<kRows, kTileOf>]) {
+  if constexpr (kTileOf == kWithin) {
+    TF_HIPS_UNROLL
+    for (int i = 0; i < kRows; ++i) rows[i] = of.rows.few[i] + at;
+    at += kSome * kLanes;
+  }
   float x[kSome][kRows];
   load_steps(rows, x);
   add_within<kTileOf, 0>(x, sums);
 }
 
 // Steps whose loads are under way together.
-constexpr int kStepsAtOnce = 4;
+template <int32_t kTileOf>
+constexpr int kStepsAtOnce = kTileOf == kAlone ? 4 : 2;
 
 // One lane of one block of 512.
 template <int kRows, int32_t kTileOf>
 TF_HIPS_LOCAL void add_lane(const Apart& of, int first, int64_t at, float* parts) {
+  constexpr int kSome = kStepsAtOnce<kTileOf>;
   float sums[kSums<kRows, kTileOf>] = {};
   int steps = steps_of(at, kLanes, kSteps, of.d);
   const float* rows[kRows];
-  find_group(of, first, at, rows);
-  for (; steps >= kStepsAtOnce; steps -= kStepsAtOnce) {
-    add_steps<kRows, kTileOf, kStepsAtOnce>(rows, sums);
-  }
-  for (; steps > 0; --steps) add_steps<kRows, kTileOf, 1>(rows, sums);
+  if constexpr (kTileOf == kAlone) find_group(of, first, at, rows);
+  for (; steps >= kSome; steps -= kSome) add_steps<kRows, kTileOf, kSome>(of, at, rows, sums);
+  for (; steps > 0; --steps) add_steps<kRows, kTileOf, 1>(of, at, rows, sums);
   TF_HIPS_UNROLL
   for (int k = 0; k < kSums<kRows, kTileOf>; ++k) parts[k * kThreads] = sums[k];
 }

@@ -26,7 +26,7 @@ constexpr int64_t kTask = int64_t{1} << 15;
 constexpr int kTasks = kChunkElements / kTask;  // of a chunk
 constexpr int kBlocks = kTask / kBlock;         // of a task
 // Rows of which a kernel takes the addresses along.
-constexpr int kFew = 64;
+constexpr int kFew = 128;
 // Rows that a thread has under way where it adds them up with weights.
 constexpr int kMixedAtOnce = 4;
 

@@ -29,6 +29,9 @@ namespace robust {
 
 using Sizes = std::integer_sequence<int, TF_HIPS_ROBUST_SIZES>;
 
+// The most values of which registers hold all.
+constexpr int kMost = 64;
+
 // Of the networks for an even or odd number, the smallest for at least n values; 0: there is none.
 template <int... kNs>
 constexpr int size_for(int n, std::integer_sequence<int, kNs...>) {
@@ -208,9 +211,9 @@ TF_HIPS_LOCAL void take_sums(const Source& source, int64_t at, float (&x)[kN]) {
 template <int kN, int kW>
 TF_HIPS_LOCAL void put_ends(const Source& source, float (&x)[kW][kN]) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  constexpr int kMost = most_before(kN, Sizes());
+  constexpr int kEnds = most_before(kN, Sizes());
   TF_HIPS_UNROLL
-  for (int i = 0; i < kMost; ++i) {
+  for (int i = 0; i < kEnds; ++i) {
     if (i < source.before) {
       TF_HIPS_UNROLL
       for (int w = 0; w < kW; ++w) x[w][i] = -kInfinity, x[w][kN - 1 - i] = kInfinity;
@@ -219,8 +222,7 @@ TF_HIPS_LOCAL void put_ends(const Source& source, float (&x)[kW][kN]) {
 }
 
 template <int kN>
-TF_HIPS_LOCAL float sum_of(const float (&x)[kN], Bits<kN> which) {
-  float sum = 0.0f;
+TF_HIPS_LOCAL float sum_of(const float (&x)[kN], Bits<kN> which, float sum = 0.0f) {
   TF_HIPS_UNROLL
   for (int i = 0; i < kN; ++i) {
     if ((which >> i & 1) != 0) sum += x[i];
