@@ -165,7 +165,7 @@ def _check_state(
 
 
 def same_sum(found: Floats, expected: Floats) -> bool:
-    """As `same`, but for which zero it is: what a sparse packet lacks is not added, and -0 stays."""
+    """As `same`, but for which zero it is: what a sparse packet lacks isn't added, and -0 stays."""
     return same(found + np.float32(0), expected + np.float32(0))
 
 

@@ -16,8 +16,9 @@ from compll.backends.cuda_blocks import Blocks
 from compll.backends.cuda_host import Function, Host
 from compll.backends.cuda_kernels import Kernels
 from compll.backends.cuda_reads import roots_of, shares_tiles
-from compll.backends.cuda_scope import Side, reads
 from compll.backends.cuda_select import Selections
+from compll.backends.cuda_side import Side, reads
+from compll.backends.cuda_sweeps import Sweeps
 from compll.backends.layout import emit_layout, emit_params
 from compll.ir import nodes
 from compll.ir.types import Array
@@ -155,7 +156,8 @@ class _Emitter:
     def _steps(self, steps: tuple[nodes.Step, ...], function: Function) -> None:
         kernels, left = function.kernels, list(steps)
         selections = Selections(kernels, may_note=function.may_note)
-        blocks = Blocks(kernels)
+        sweeps = Sweeps(kernels)
+        blocks = Blocks(kernels, sweeps)
         while left:
             step = left.pop(0)
             if isinstance(step, nodes.Let):
@@ -172,12 +174,12 @@ class _Emitter:
             elif step.writes and isinstance(step.writes[0].value, nodes.Scatter):
                 selections.decode(step.writes[0].value)
             elif function.is_plain:
-                kernels.rows(step)
+                sweeps.rows(step)
             else:
                 lets = list(itertools.takewhile(lambda item: isinstance(item, nodes.Let), left))
                 del left[: len(lets)]
                 after_it = [let for let in lets if isinstance(let, nodes.Let)]
-                kernels.sweep(step, after_it, is_last=not left)
+                sweeps.run(step, after_it, is_last=not left)
         function.looks_broken = selections.looks_broken
         function.notes_broken = selections.sums.notes_broken
 

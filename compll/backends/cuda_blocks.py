@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from compll.backends.cuda_kernels import Kernels
 from compll.backends.cuda_reads import roots_of, size_of
 from compll.backends.cuda_reduce import Item, counted
-from compll.backends.cuda_scope import element, neutral, part_of
+from compll.backends.cuda_side import element, neutral, part_of
+from compll.backends.cuda_sweeps import Sweeps
 from compll.ir import nodes
 from compll.ir.blocks import block_of
 from compll.ir.types import FLOAT, INT
@@ -18,9 +19,10 @@ from compll.ir.walk import children, free_vars
 class Blocks:
     """Emits the reductions of blocks of one function."""
 
-    def __init__(self, kernels: Kernels) -> None:
-        """`kernels`: of the function."""
+    def __init__(self, kernels: Kernels, sweeps: Sweeps) -> None:
+        """Both of the function."""
         self._kernels = kernels
+        self._sweeps = sweeps
         self._lines = kernels.lines
         self._num_lets = 0
 
@@ -97,7 +99,7 @@ class Blocks:
         for sweep in after:
             if sweep.size == part.size:
                 whole, given = self._block_lets(sweep, step.var, value)
-                kernels.sweep_body(whole, loop, given)
+                self._sweeps.body(whole, loop, given)
             else:
                 self._per_block(sweep, value, part.size)
         # What blocks have is there for a header only when all tiles are done.

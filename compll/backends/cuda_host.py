@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from compll.backends.c_common import Lines, param_names
 from compll.backends.cuda_alone import alone_tiles
 from compll.backends.cuda_kernels import Kernels, grid_of
-from compll.backends.cuda_scope import Side
+from compll.backends.cuda_side import Side
 from compll.backends.kept import decode_fails
 from compll.backends.layout import LengthExpressions
 from compll.ir import nodes
@@ -275,7 +275,8 @@ class Host:
             )
             lines.close()
         lines.add(
-            "const bool is_few = !is_own && num <= kMaxRows && call.tensor.chunks * num <= kThreads;"
+            "const bool is_few = !is_own && num <= kMaxRows &&",
+            "                    call.tensor.chunks * num <= kThreads;",
         )
         lines.open("if (is_few) {")
         lines.add(

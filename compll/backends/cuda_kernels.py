@@ -17,29 +17,19 @@ each block, the scales that follow from it, and the codes, are made while the ti
 cache.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from compll.backends.c_common import Lines, max_bits
-from compll.backends.cuda_reads import covers, knows_tile, reads_own
-from compll.backends.cuda_reduce import Item, reduce_item
-from compll.backends.cuda_scope import (
-    Definition,
-    Gradient,
-    Scope,
-    Side,
-    element,
-    kept_size,
-    most_kept,
-    neutral,
-    part_of,
-    reads,
-)
+from compll.backends.c_common import Lines
+from compll.backends.cuda_reads import knows_tile, reads_own
+from compll.backends.cuda_reduce import Item
+from compll.backends.cuda_scope import Gradient, Scope
+from compll.backends.cuda_side import Definition, Side, kept_size, most_kept, reads
 from compll.ir import nodes
-from compll.ir.types import FLOAT, UInt
-from compll.ir.walk import free_vars, walk
+from compll.ir.types import FLOAT
+from compll.ir.walk import free_vars
 
-_HEAD = (
+HEAD = (
     "[[maybe_unused]] const int64_t n = call.tensor.elements(spot.chunk);",
     "[[maybe_unused]] const Layout& layout = call.tensor.layout(spot.chunk);",
     "[[maybe_unused]] const int64_t begin = spot.chunk * kChunkElements;",
@@ -116,6 +106,7 @@ class Kernels:
         takes_sum: a kernel forms the sum of gradient and residual as it reads them.
         decoder: the plan, if its decode has a function for a tile.
         decodes_tiles: the last kernel leaves the residual, too.
+        waits_late: the kernel itself waits for the one before, if that has just checked packets.
     """
 
     side: Side
@@ -128,6 +119,7 @@ class Kernels:
     takes_sum: bool = False
     decoder: nodes.Plan | None = None
     decodes_tiles: bool = False
+    waits_late: bool = False
     _had_header: bool = False
     _kernel: str = ""
     _blocks: str = ""
@@ -139,7 +131,6 @@ class Kernels:
     _is_own: bool = False
     _may_sum: bool = False
     _has_sum: bool = False
-    _waits_late: bool = False
     _sum: Lines = field(default_factory=Lines)
     _number: int = 0
 
@@ -233,7 +224,7 @@ class Kernels:
         header = [] if self._had_header else [value for _, value in self.header]
         self._is_own = reads_own(self.side, parts, [*besides, *header])
         self._may_sum = self._is_own and not self.side.has_read
-        self._leaves = self._has_sum = self._waits_late = False
+        self._leaves = self._has_sum = self.waits_late = False
         self._template = self.lines.later()
         self.lines.open(f"TF_HIPS_BLOCK {name}(const {self.call}& call, uint32_t block_index) {{")
         if self.side.is_decode and not is_check:
@@ -259,11 +250,11 @@ class Kernels:
                 f"const Spot spot = find_spot(static_cast<uint32_t>(block_here), "
                 f"call.tiles[{loop}]);",
             )
-        add(*_HEAD)
+        add(*HEAD)
         if self.scalars or kind == "finish":
             add("[[maybe_unused]] const Scalars& scalars = call.scalars[spot.chunk];")
         if self.side.is_decode:
-            self._decode_head()
+            self.decode_head()
         else:
             add(
                 "uint8_t* const packet = call.packets + spot.chunk * call.tensor.stride;",
@@ -282,7 +273,8 @@ class Kernels:
         )
         return name
 
-    def _decode_head(self) -> None:
+    def decode_head(self) -> None:
+        """What a kernel of a decode begins with."""
         self.lines.add(
             "[[maybe_unused]] float* const out = call.out + begin;",
             "[[maybe_unused]] const int64_t at = spot.chunk * call.tensor.stride + kPrefixBytes;",
@@ -299,7 +291,7 @@ class Kernels:
         if self._has_sum:
             self._declare_sum()
         if not self._leaves:
-            opening = "if (!call.is_just_checked) follow();" if self._waits_late else "follow();"
+            opening = "if (!call.is_just_checked) follow();" if self.waits_late else "follow();"
             self.lines.add(*grid_of(self._kernel, self.call, opening=opening))
             return
         name, blocks, started = self._kernel, self._blocks, self._started
@@ -403,7 +395,7 @@ class Kernels:
         add = self.lines.add
         whole = self.lines.later()
         self.lines.open("TF_HIPS_PHASE(t) {")
-        self._open_eight()
+        self.open_eight()
         scope.load([item.part for item in items], size, gradient)
         for item in items:
             add(*item.before)
@@ -424,19 +416,19 @@ class Kernels:
         self.lines.close()
         for item in items:
             add(*item.after)
-        self._close_eight()
+        self.close_eight()
         self.lines.close()
         wide = [*scope.wide, *(to for item in items for to in item.wide)]
-        self._say_full(whole, f"least({elements}, n)", wide)
+        self.say_full(whole, f"least({elements}, n)", wide)
         whole.add(*(line for item in items for line in item.opening))
 
     @staticmethod
-    def _say_full(lines: Lines, elements: str, wide: Sequence[str]) -> None:
+    def say_full(lines: Lines, elements: str, wide: Sequence[str]) -> None:
         """Declares whether a tile has all its elements, and all is where it can be read fast."""
         aligned = f" && are_aligned({', '.join(dict.fromkeys(wide))})" if wide else ""
         lines.add(f"const bool is_full_tile = spot.base + kTile <= {elements}{aligned};")
 
-    def _open_eight(self) -> None:
+    def open_eight(self) -> None:
         """Begins what a thread does with its eight elements, in a phase; `is_full`: all of them."""
         self.lines.open("const auto eight = [&](auto is_whole) {")
         self.lines.add(
@@ -444,250 +436,14 @@ class Kernels:
             "const int64_t first = spot.base + kEach * t;",
         )
 
-    def _close_eight(self) -> None:
+    def close_eight(self) -> None:
+        """Ends it, and does it."""
         self.lines.close("};")
         self.lines.open("if (is_full_tile) {")
         self.lines.add("eight(std::true_type{});")
         self.lines.turn("} else {")
         self.lines.add("eight(std::false_type{});")
         self.lines.close()
-
-    # Sweeps.
-
-    def sweep(
-        self, step: nodes.Sweep, lets: Sequence[nodes.Let] = (), *, is_last: bool = False
-    ) -> None:
-        """A loop with reductions, writes or both, and what ends the reductions.
-
-        `lets`: what is computed right after it, which may be all that the header waits for.
-        """
-        loop = self.loop(step.size)
-        parts = [part_of(reduce.source) for _, reduce in step.reduces]
-        parts += [part_of(write.value) for write in step.writes]
-        self.begin("sweep", loop, parts=parts)
-        self.sweep_body(step, loop)
-        self.write_header(in_tiles=True)
-        if is_last and not step.reduces and covers(step.size, self.side.gradient):
-            self.decode_tile(step.writes, {})
-        self.end()
-        if step.reduces:
-            self._finish(step, lets)
-        else:
-            self._define_lets(lets)
-
-    def sweep_body(
-        self, step: nodes.Sweep, loop: int, given: Mapping[nodes.Var, str] | None = None
-    ) -> None:
-        """The phases of a sweep, in braces; `given`: C++ for floats that its parts read."""
-        scope, add = self.scope(), self.lines.add
-        scope.given = given or {}
-        roots: list[nodes.Expr] = [reduce.source for _, reduce in step.reduces]
-        roots += [part_of(write.value) for write in step.writes]
-        scope.unpack([step.size, *roots])
-        elements = scope.names.fresh("elements")
-        add(f"const int64_t {elements} = {scope.c(step.size)};")
-        gradient = self.sum_lines(roots)
-        items = []
-        second: list[str] = []
-        third: list[str] = []
-        at_once: list[str] = []
-        for number, (var, reduce) in enumerate(step.reduces):
-            kind = "float" if reduce.type == FLOAT else "int64_t"
-            member = self.array(kind, f"{var.name}_parts", f"2 * call.tiles[{loop}]")
-            self._parts[var] = member
-            items.append(reduce_item(scope, var, reduce, number, member, (second, third)))
-        for write in step.writes:
-            items.append(self._write(scope, write, elements, second, at_once))
-        self.each(scope, step.size, gradient, elements, items)
-        for phase in (second, third):
-            if not phase:
-                continue
-            is_all = phase is second and not step.reduces
-            opening = f"if (!({' && '.join(at_once)})) {{" if is_all and at_once else "{"
-            self.lines.open(opening)
-            self.lines.open("TF_HIPS_PHASE(t) {")
-            add(*phase)
-            self.lines.close()
-            self.lines.close()
-        self.lines.close()
-
-    _parts: dict[nodes.Var, str] = field(default_factory=dict)
-
-    def _write(
-        self,
-        scope: Scope,
-        write: nodes.Write,
-        elements: str,
-        second: list[str],
-        at_once: list[str],
-    ) -> Item:
-        """A vector that is written; `second` takes what the next phase has to do for it, unless
-        what is added to `at_once` is true."""
-        part, names = part_of(write.value), scope.names
-        kind = element(write.value.type)
-        if self.side.is_decode:
-            result = names.fresh("result")
-            return Item(
-                part,
-                FLOAT,
-                [
-                    f"float {result}[kEach];",
-                    f"if (call.mode != TF_HIPS_SET) load8<is_full>(out, first, n, {result});",
-                ],
-                lambda text: f"{result}[u] = joined(call.mode, {result}[u], {text});",
-                [f"put8<is_full>({result}, first, n, out);"],
-                ["out"],
-            )
-        encode = self.side.program.encode
-        state = write.field - (0 if encode is None else len(encode.fields))
-        if state >= 0:
-            result = names.fresh("result")
-            return Item(
-                part,
-                FLOAT,
-                [f"float {result}[kEach];"],
-                lambda text: f"{result}[u] = {text};",
-                [f"put8<is_full>({result}, first, n, call.new_state[{state}] + begin);"],
-                [f"call.new_state[{state}] + begin"],
-            )
-        bits = scope.bits(kind)
-        held = scope.c.type(kind)
-        most = max_bits(kind, self.side.program.params) if isinstance(kind, UInt) else 32
-        codes, staged = names.fresh("codes"), names.fresh("staged")
-        target, is_direct = names.fresh("target"), names.fresh("is_direct")
-        self.lines.add(
-            f"TF_HIPS_SHARED uint32_t {staged}[{most} * kTile / 32 + 4];",
-            f"uint8_t* const {target} = "
-            f"body + layout.offset[{write.field}] + spot.base / 8 * {bits};",
-        )
-        at_once.append(is_direct)
-        count = f"packed_bytes(least(kTile, {elements} - spot.base), {bits})"
-        second.append(f"if (!{is_direct}) write_staged(t, {staged}, {count}, {target});")
-        zero = f"static_cast<{held}>(0)"
-        by = "" if bits.isdecimal() else "_by"
-        return Item(
-            part,
-            kind,
-            [f"{held} {codes}[kEach];"],
-            lambda text: f"{codes}[u] = is_inside ? {text} : {zero};",
-            [
-                f"if (is_full && {is_direct}) {{",
-                f"  put_codes8{by}({codes}, {bits}, {target} + t * {bits});",
-                "} else {",
-                f"  pack8{by}({codes}, {bits}, reinterpret_cast<uint8_t*>({staged}) + t * {bits});",
-                "}",
-            ],
-            opening=[f"const bool {is_direct} = is_full_tile && is_at_once({bits}, {target});"],
-        )
-
-    def _define_lets(self, lets: Sequence[nodes.Let]) -> None:
-        for let in lets:
-            self.define(let.var, "let", let.value)
-
-    def _finish(self, step: nodes.Sweep, lets: Sequence[nodes.Let]) -> None:
-        self.begin("finish", None)
-        scope = self.scope()
-        inits = [reduce.init for _, reduce in step.reduces]
-        scope.unpack([step.size, *inits])
-        elements, tiles = scope.names.fresh("elements"), scope.names.fresh("filled")
-        self.lines.add(
-            f"const int64_t {elements} = {scope.c(step.size)};",
-            f"const int64_t {tiles} = {elements} <= 0 ? 0 : num_tiles({elements});",
-        )
-        found = []
-        for var, reduce in step.reduces:
-            kind = "float" if reduce.type == FLOAT else "int64_t"
-            member = self.scalar(var, kind)
-            function = "finish_floats" if reduce.type == FLOAT else "finish_ints"
-            parts = f"call.{self._parts[var]} + spot.chunk * call.{self._parts[var]}_room"
-            self.lines.add(
-                f"{function}<{neutral(reduce.reducer, reduce.type)}>({parts}, {tiles}, "
-                f"{scope.c(reduce.init)}, &call.scalars[spot.chunk].{member});"
-            )
-            found.append((var, member))
-        self.lines.close()
-        for var, member in found:
-            self.define(var, "scalar", None, member)
-        for let in lets:
-            self._define_once(let)
-        self.write_header(in_tiles=False)
-        self.end()
-
-    def _define_once(self, let: nodes.Let) -> None:
-        """Makes a let known; one that has to divide or the like, by one thread a chunk."""
-        is_costly = let.var.type == FLOAT and any(
-            (isinstance(expr, nodes.Binary) and expr.op == "/" and expr.type == FLOAT)
-            or (isinstance(expr, nodes.Math) and expr.function in ("sqrt", "exp2", "log2"))
-            for expr in walk(let.value)
-        )
-        if not is_costly or not free_vars(let.value) <= self.side.known():
-            self._define_lets([let])
-            return
-        member = self.scalar(let.var, "float")
-        scope = self.scope()
-        scope.unpack([let.value])
-        self.lines.open("TF_HIPS_PHASE(t) {")
-        self.lines.add(f"if (t == 0) call.scalars[spot.chunk].{member} = {scope.c(let.value)};")
-        self.lines.close()
-        self.lines.close()
-        self.define(let.var, "scalar", None, member)
-
-    # A decode whose one loop makes any element without the others: it sums rows as it goes.
-
-    def rows(self, step: nodes.Sweep) -> None:
-        """The sum of the decoded rows of a call, element by element, in one pass."""
-        part = part_of(step.writes[0].value)
-        add = self.lines.add
-        add(
-            "// A tile of the sum of the rows. `is_rest`: of what a row does not hold of `sums`, or of"
-        )
-        add("// `out` where that is null.")
-        add("template <bool is_rest>")
-        self.lines.open(f"TF_HIPS_BLOCK {ROWS}(const DecodeCall& call, const Spot& spot,")
-        add("    [[maybe_unused]] const float* sums) {")
-        add(*_HEAD)
-        self._decode_head()
-        self._say_full(self.lines, "n", ["out"])
-        self.lines.open("TF_HIPS_PHASE(t) {")
-        self._open_eight()
-        add("float sum[kEach];")
-        self.lines.open("if (is_rest && sums != nullptr) {")
-        add("take8(sums + kEach * t, sum);")
-        self.lines.turn("} else if (is_rest || call.mode != TF_HIPS_SET) {")
-        add("load8<is_full>(out, first, n, sum);")
-        self.lines.turn("} else {")
-        # What changes no number that is added to it, zeros of both signs included.
-        add("TF_HIPS_UNROLL", "for (int u = 0; u < kEach; ++u) sum[u] = -0.0f;")
-        self.lines.close()
-        add("const int32_t num = is_rest ? 1 : call.rows.num;")
-        self.lines.open("for (int32_t row = 0; row < num; ++row) {")
-        scope = Scope(self.side, self.lines, "(call.rows.row[row] + at)")
-        scope.unpack([step.size, part])
-        scope.load([part], step.size, HERE)
-        add("TF_HIPS_UNROLL")
-        self.lines.open("for (int u = 0; u < kEach; ++u) {")
-        statements, text = scope.element(part, FLOAT, "first + u")
-        add(
-            *statements,
-            f"const float decoded = {text};",
-            "sum[u] = is_rest ? taken(sum[u], decoded) : sum[u] + decoded;",
-        )
-        self.lines.close()
-        self.lines.close()
-        # Only here: to wait for the report before anything is read would cost as much again.
-        add("if (is_rest || is_fine(call)) put8<is_full>(sum, first, n, out);")
-        self._close_eight()
-        self.lines.close()
-        self.lines.close()
-        add("")
-        self.begin("rows", self.loop(step.size), is_check=True)
-        self._waits_late = True
-        self.lines.open("if (call.mode == TF_HIPS_RESIDUAL) {")
-        add(f"{ROWS}<true>(call, spot, nullptr);")
-        self.lines.turn("} else {")
-        add(f"{ROWS}<false>(call, spot, nullptr);")
-        self.lines.close()
-        self.end()
 
     # Error feedback: what is left, tile by tile, by the kernel that writes the codes.
 

@@ -3,7 +3,7 @@
 
 from collections.abc import Sequence
 
-from compll.backends.cuda_scope import Side, element, part_of, reads, turned_by
+from compll.backends.cuda_side import Side, element, part_of, reads, turned_by
 from compll.ir import nodes
 from compll.ir.blocks import block_of
 from compll.ir.sizes import blocks_in

@@ -4,7 +4,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from compll.backends.cuda_scope import Scope, neutral, part_of
+from compll.backends.cuda_scope import Scope
+from compll.backends.cuda_side import neutral, part_of
 from compll.ir import nodes
 from compll.ir.types import BOOL, FLOAT, INT, Type, UInt
 

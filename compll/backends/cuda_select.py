@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 from compll.backends.cuda_kernels import HERE, Kernels, Launch
 from compll.backends.cuda_reads import only_index, reads_own, roots_of
 from compll.backends.cuda_reduce import Item
-from compll.backends.cuda_scope import Scope, element, most_kept, part_of, reads
+from compll.backends.cuda_scope import Scope
+from compll.backends.cuda_side import element, most_kept, part_of, reads
 from compll.backends.cuda_sums import Sums, whole_of
 from compll.backends.cuda_top_k import TopK
 from compll.ir import nodes

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from compll.backends.cuda_kernels import HERE, Kernels
 from compll.backends.cuda_reads import reads_own, roots_of
-from compll.backends.cuda_scope import Gradient, Scope, part_of, reads
+from compll.backends.cuda_scope import Gradient, Scope
+from compll.backends.cuda_side import part_of, reads
 from compll.ir import nodes
 
 

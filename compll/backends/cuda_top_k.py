@@ -16,7 +16,7 @@ import dataclasses
 
 from compll.backends.cuda_kernels import Launch
 from compll.backends.cuda_reduce import Item
-from compll.backends.cuda_scope import most_kept, part_of
+from compll.backends.cuda_side import most_kept, part_of
 from compll.backends.cuda_sums import Sums, whole_of
 from compll.ir import nodes
 from compll.ir.types import FLOAT

@@ -324,7 +324,8 @@ def test_only_a_call_with_a_residual_has_the_registers_of_its_decoder():
     assert re.search(r"if constexpr \(leaves_rest\) \{[^}]*" + re.escape(decoded), source)
     assert source.count(decoded) == 1
     for grid, leaves in (("encode_blocks1_grid", "false"), ("encode_blocks1_rest_grid", "true")):
-        assert re.search(rf"TF_HIPS_KERNEL {grid}\([^{{]*\{{\s*encode_blocks1<{leaves}>\(", source)
+        opening = rf"TF_HIPS_KERNEL {grid}\([^{{]*\{{\s*follow\(\);\s*"
+        assert re.search(rf"{opening}encode_blocks1<{leaves}>\(", source)
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -333,7 +334,7 @@ def test_one_kernel_does_all_of_a_small_call(name):
     source = cuda.emit(optimise(spec(name)))
     for side in ("encode", "decode"):
         run = source[source.index(f"void run_{side}(") :]
-        launches = re.findall(r"TF_HIPS_LAUNCH\(|run_top_k|launch_", run[: run.index("\n}\n")])
+        launches = re.findall(r"TF_HIPS_(?:LAUNCH|FOLLOW)\(|run_top_k|launch_", run[: run.index("\n}\n")])
         tiles = re.findall(rf"bool start_{side}.*?tiles\[k\] > (\d+)\) call->alone", source, re.S)
         assert bool(tiles) == (len(launches) > 1)
         assert all(int(most) >= 2 for most in tiles)

@@ -11,7 +11,7 @@
 
 #include <type_traits>
 
-#include "tf_hips/cc/cuda/device.cuh"
+#include "tf_hips/cc/cuda/eights.cuh"
 
 namespace tf_hips {
 namespace cuda {

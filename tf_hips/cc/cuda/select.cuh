@@ -7,7 +7,7 @@
 #ifndef TF_HIPS_CC_CUDA_SELECT_CUH_
 #define TF_HIPS_CC_CUDA_SELECT_CUH_
 
-#include "tf_hips/cc/cuda/device.cuh"
+#include "tf_hips/cc/cuda/eights.cuh"
 #include "tf_hips/cc/cuda/reduce.cuh"
 
 namespace tf_hips {
