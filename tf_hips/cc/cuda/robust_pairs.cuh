@@ -91,7 +91,7 @@ TF_HIPS_LOCAL void add_some(const float* (&first)[kRows], const float* (&second)
 template <int kRows, int32_t kWork>
 TF_HIPS_LOCAL void add_blocks_of(const Apart& of, const Task& task, int64_t at, double* lanes) {
   constexpr int kCount = kWorkSums<kRows, kWork>;
-  constexpr int kSome = kWork == kTwoOthers ? 2 : 4;
+  constexpr int kSome = 4;
   const float *first[kRows], *second[kRows], *third[kRows];
   find_group(of, task.first * kRows, at, first);
   find_group(of, task.second * kRows, at, second);
@@ -124,10 +124,22 @@ TF_HIPS_LOCAL double* sum_of_team(const Apart& of, const Task& task, int64_t whi
   return sum_at(of, task.first * kRows + k % kPairs / kRows, other * kRows + k % kRows, which);
 }
 
+// Blocks of threads that a multiprocessor is to have registers for at once.
+template <int kRows, bool kIsOne>
+constexpr int kBandsAtOnce = kIsOne ? (kRows < 4 ? 6 : 4) : (kRows < 4 ? 4 : 3);
+
+#ifdef __CUDACC__
+#define TF_HIPS_KERNEL_OF_BANDS           \
+  [[maybe_unused]] static __global__ void \
+  __launch_bounds__(::tf_hips::cuda::kThreads, (kBandsAtOnce<kRows, kIsOne>))
+#else
+#define TF_HIPS_KERNEL_OF_BANDS TF_HIPS_KERNEL
+#endif
+
 // Two bands, or one with itself, and a task of the rows. Blocks of threads that are neighbours read
 // the same elements.
 template <int kRows, bool kIsOne>
-TF_HIPS_KERNEL among_bands(Apart of) {
+TF_HIPS_KERNEL_OF_BANDS among_bands(Apart of) {
   constexpr int kCount = kRoom<kRows, kIsOne>;
   TF_HIPS_SHARED double lanes[kTeams * kCount * kLanes];
   const int tiles = of.groups * (of.groups + 1) / 2;
