@@ -238,6 +238,7 @@ struct Placed {
 // Threads that copy what a tile has left, and tiles of a block of threads.
 constexpr int kPackers = 16;
 constexpr int kPackedTiles = kThreads / kPackers;
+constexpr int kPackedAtOnce = 8;
 
 TF_HIPS_INLINE int64_t num_packers(int64_t tiles) {
   return (tiles + kPackedTiles - 1) / kPackedTiles;
@@ -270,7 +271,18 @@ TF_HIPS_BLOCK pack_tiles(const Packing<T>& call, uint32_t block_index) {
       const int64_t end = tile + 1 == tiles ? placed.used : least(before[1], placed.used);
       const T* const from = call.left + chunk * call.left_room + tile * kTile;
       T* const to = call.out + chunk * call.out_room + begin;
-      for (int k = t % kPackers; k < end - begin; k += kPackers) to[k] = from[k];
+      for (int64_t k = t % kPackers; k < end - begin; k += kPackers * kPackedAtOnce) {
+        // All are read before the first is written, or each would wait for the one before.
+        T here[kPackedAtOnce];
+        TF_HIPS_UNROLL
+        for (int u = 0; u < kPackedAtOnce; ++u) {
+          if (k + u * kPackers < end - begin) here[u] = from[k + u * kPackers];
+        }
+        TF_HIPS_UNROLL
+        for (int u = 0; u < kPackedAtOnce; ++u) {
+          if (k + u * kPackers < end - begin) to[k + u * kPackers] = here[u];
+        }
+      }
     }
   }
 }
