@@ -205,6 +205,7 @@ class _Emitter:
         else:
             lines.add(
                 "TfHipsKey key;",
+                *([f"PhiloxKeys philox[{function.side.sites}];"] if function.side.sites else []),
                 "const float* in;",
                 "const float* gradient;",
                 "const float* residual;",

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A block_reduce as a CUDA kernel, with the sweeps that need of it what their own tile made."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -9,8 +10,9 @@ from compll.backends.cuda_reads import roots_of, size_of
 from compll.backends.cuda_reduce import Item, counted
 from compll.backends.cuda_scope import element, neutral, part_of
 from compll.ir import nodes
+from compll.ir.blocks import block_of
 from compll.ir.types import FLOAT, INT
-from compll.ir.walk import free_vars
+from compll.ir.walk import children, free_vars
 
 
 class Blocks:
@@ -20,6 +22,7 @@ class Blocks:
         """`kernels`: of the function."""
         self._kernels = kernels
         self._lines = kernels.lines
+        self._num_lets = 0
 
     def run(
         self, step: nodes.Store, after: Sequence[nodes.Sweep], left: Sequence[nodes.Step]
@@ -45,6 +48,7 @@ class Blocks:
         add(
             f"TF_HIPS_SHARED {kind} tile_blocks[kTile / kLanes];",
             f"const {kind}* own_blocks = tile_blocks;",
+            "[[maybe_unused]] int own_size = kTile;",
         )
         scope = kernels.scope()
         scope.unpack([part, value.block, value.init, part.size])
@@ -80,16 +84,20 @@ class Blocks:
         add(
             f"{function}<{name}>({tile}, {count}, {block}, {scope.c(value.init)}, tile_blocks);",
             f"own_blocks -= block_number(spot.base, {block});",
+            f"own_size = {block};",
         )
         if is_kept:
             to = f"call.{member} + spot.chunk * call.{member}_room"
-            add(f"keep_blocks(tile_blocks, {count}, {block}, "
-                f"{to} + block_number(spot.base, {block}));")
+            add(
+                f"keep_blocks(tile_blocks, {count}, {block}, "
+                f"{to} + block_number(spot.base, {block}));"
+            )
         self._lines.close()
         kernels.define_kept(step, member, here="own_blocks")
         for sweep in after:
             if sweep.size == part.size:
-                kernels.sweep_body(sweep, loop)
+                whole, given = self._block_lets(sweep, step.var, value)
+                kernels.sweep_body(whole, loop, given)
             else:
                 self._per_block(sweep, value, part.size)
         # What blocks have is there for a header only when all tiles are done.
@@ -100,6 +108,83 @@ class Blocks:
             kernels.decode_tile([write for sweep in after for write in sweep.writes], blocks)
         kernels.end()
         kernels.side.leave_kernel()
+
+    def _block_lets(
+        self, sweep: nodes.Sweep, made: nodes.Var, value: nodes.BlockReduce
+    ) -> tuple[nodes.Sweep, dict[nodes.Var, str]]:
+        """Computes for each block of the tile what is the same for all of its elements.
+
+        By a thread a block: each thread of a tile would make the same divisions for its own eight.
+
+        Returns: the sweep without these lets, and C++ for what is left to read of them.
+        """
+        kernels, add = self._kernels, self._lines.add
+        given: dict[nodes.Var, str] = {}
+        writes = []
+        for write in sweep.writes:
+            part = part_of(write.value)
+            lets, own = self._split(part, made, value.block)
+            rest = dataclasses.replace(part, lets=own)
+            writes.append(dataclasses.replace(write, value=rest))
+            read = [let for let in lets if let.var in free_vars(rest) and let.var not in given]
+            if not read:
+                continue
+            arrays = [f"own_lets{self._num_lets + k}" for k in range(len(read))]
+            self._num_lets += len(read)
+            add(*(f"TF_HIPS_SHARED float {name}[kTile / kLanes];" for name in arrays))
+            scope = kernels.scope()
+            block, first = scope.names.fresh("block"), scope.names.fresh("first_block")
+            scope.unpack([value.block, *(let.value for let in lets)])
+            add(
+                f"const int64_t {block} = {scope.c(value.block)};",
+                f"const int64_t {first} = block_number(spot.base, {block});",
+            )
+            self._lines.open("TF_HIPS_PHASE(t) {")
+            self._lines.open(f"if (t < block_number(kTile, {block})) {{")
+            scope.position = part.position
+            here = scope.hoisted[made, value.block] = scope.names.fresh(f"{made.name}_here")
+            kind = scope.c.type(element(made.type))
+            add(f"const {kind} {here} = {scope.anywhere(scope.vectors[made], f'{first} + t')};")
+            add(*(scope.c.let(let) for let in lets))
+            for let, name in zip(read, arrays, strict=True):
+                add(f"{name}[t] = {scope.names.of(let.var)};")
+                given[let.var] = f"{name}[block_number(kEach * t, own_size)]"
+            for _ in range(3):
+                self._lines.close()
+        return dataclasses.replace(sweep, writes=tuple(writes)), given
+
+    def _split(
+        self, part: nodes.Elementwise, made: nodes.Var, block: nodes.Expr
+    ) -> tuple[list[nodes.Let], tuple[nodes.Let, ...]]:
+        """The floats of a part that are the same for all elements of a block; all other lets."""
+        side = self._kernels.side
+        known = side.known() - {side.gradient, made} - set(side.states)
+        lets, own = [], []
+        for let in part.lets:
+            if let.var.type == FLOAT and self._is_of_block(let.value, part, made, block, known):
+                lets.append(let)
+                known = known | {let.var}
+            else:
+                own.append(let)
+        return lets, tuple(own)
+
+    def _is_of_block(
+        self,
+        expr: nodes.Expr,
+        part: nodes.Elementwise,
+        made: nodes.Var,
+        block: nodes.Expr,
+        known: set[nodes.Var],
+    ) -> bool:
+        if isinstance(expr, nodes.Random | nodes.KeyPart):
+            return False
+        if isinstance(expr, nodes.Index):
+            is_made = isinstance(expr.array, nodes.Ref) and expr.array.var is made
+            blocks = self._kernels.side.program.blocks
+            return is_made and block_of(expr.index, part.position, blocks) == block
+        if isinstance(expr, nodes.Ref):
+            return expr.var in known
+        return all(self._is_of_block(one, part, made, block, known) for one in children(expr))
 
     def _is_read(self, var: nodes.Var, left: Sequence[nodes.Step]) -> bool:
         """Whether later steps, or the header, need a vector."""

@@ -285,7 +285,9 @@ class Host:
         lines.turn("} else {")
         lines.add("cudaMemsetAsync(call.report, 0xFF, sizeof(Report), stream);")
         lines.close()
-        lines.open("for (int32_t first = 0; first < num && !is_own && !is_few; first += kMaxRows) {")
+        lines.open(
+            "for (int32_t first = 0; first < num && !is_own && !is_few; first += kMaxRows) {"
+        )
         lines.add(
             "take(first, kMaxRows);",
             "const int64_t pairs = call.tensor.chunks * call.rows.num;",
@@ -323,6 +325,12 @@ class Host:
         )
         lines.close()
         lines.add("")
+
+    @staticmethod
+    def _philox(function: Function) -> list[str]:
+        """Statements that make the keys of a call's noise, which each thread would make again."""
+        sites = range(function.side.sites)
+        return [f"call.philox[{site}] = philox_keys(*key, {site});" for site in sites]
 
     def _run_in_groups(self, function: Function, *, reads_again: bool) -> None:
         """Some chunks at a time, if they are read more than once: a cache still has them then."""
@@ -429,6 +437,7 @@ class Host:
             "}",
             "if (capacity < call.tensor.total) return TF_HIPS_BUFFER_TOO_SMALL;",
             "call.key = *key;",
+            *self._philox(function),
             "call.packets = packets;",
             "call.gradient = gradient;",
             "call.residual = residual;",
@@ -535,6 +544,7 @@ class Host:
             "}",
             "if (capacity < call.tensor.total) return TF_HIPS_BUFFER_TOO_SMALL;",
             "call.key = *key;",
+            *self._philox(function),
             "call.packets = packets;",
             "call.in = call.gradient = gradient;",
         )

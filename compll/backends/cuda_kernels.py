@@ -17,7 +17,7 @@ each block, the scales that follow from it, and the codes, are made while the ti
 cache.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from compll.backends.c_common import Lines, max_bits
@@ -37,7 +37,7 @@ from compll.backends.cuda_scope import (
 )
 from compll.ir import nodes
 from compll.ir.types import FLOAT, UInt
-from compll.ir.walk import free_vars
+from compll.ir.walk import free_vars, walk
 
 _HEAD = (
     "[[maybe_unused]] const int64_t n = call.tensor.elements(spot.chunk);",
@@ -47,9 +47,7 @@ _HEAD = (
 # The function that decodes a tile.
 ROWS = "decode_tile_of_rows"
 HERE = Gradient("load8<is_full>(in", ("in",))
-_SUM = Gradient(
-    "load_sum8<is_full>(gradient, residual, value", ("gradient", "residual", "value")
-)
+_SUM = Gradient("load_sum8<is_full>(gradient, residual, value", ("gradient", "residual", "value"))
 _AGAIN = Gradient("load_again8<is_full>(in, residual, value", ("in",))
 
 
@@ -477,9 +475,12 @@ class Kernels:
         else:
             self._define_lets(lets)
 
-    def sweep_body(self, step: nodes.Sweep, loop: int) -> None:
-        """The phases of a sweep, in braces."""
+    def sweep_body(
+        self, step: nodes.Sweep, loop: int, given: Mapping[nodes.Var, str] | None = None
+    ) -> None:
+        """The phases of a sweep, in braces; `given`: C++ for floats that its parts read."""
         scope, add = self.scope(), self.lines.add
+        scope.given = given or {}
         roots: list[nodes.Expr] = [reduce.source for _, reduce in step.reduces]
         roots += [part_of(write.value) for write in step.writes]
         scope.unpack([step.size, *roots])
@@ -573,8 +574,7 @@ class Kernels:
                 f"if (is_full && {is_direct}) {{",
                 f"  put_codes8{by}({codes}, {bits}, {target} + t * {bits});",
                 "} else {",
-                f"  pack8{by}({codes}, {bits}, "
-                f"reinterpret_cast<uint8_t*>({staged}) + t * {bits});",
+                f"  pack8{by}({codes}, {bits}, reinterpret_cast<uint8_t*>({staged}) + t * {bits});",
                 "}",
             ],
             opening=[f"const bool {is_direct} = is_full_tile && is_at_once({bits}, {target});"],
@@ -608,9 +608,29 @@ class Kernels:
         self.lines.close()
         for var, member in found:
             self.define(var, "scalar", None, member)
-        self._define_lets(lets)
+        for let in lets:
+            self._define_once(let)
         self.write_header(in_tiles=False)
         self.end()
+
+    def _define_once(self, let: nodes.Let) -> None:
+        """Makes a let known; one that has to divide or the like, by one thread a chunk."""
+        is_costly = let.var.type == FLOAT and any(
+            (isinstance(expr, nodes.Binary) and expr.op == "/" and expr.type == FLOAT)
+            or (isinstance(expr, nodes.Math) and expr.function in ("sqrt", "exp2", "log2"))
+            for expr in walk(let.value)
+        )
+        if not is_costly or not free_vars(let.value) <= self.side.known():
+            self._define_lets([let])
+            return
+        member = self.scalar(let.var, "float")
+        scope = self.scope()
+        scope.unpack([let.value])
+        self.lines.open("TF_HIPS_PHASE(t) {")
+        self.lines.add(f"if (t == 0) call.scalars[spot.chunk].{member} = {scope.c(let.value)};")
+        self.lines.close()
+        self.lines.close()
+        self.define(let.var, "scalar", None, member)
 
     # A decode whose one loop makes any element without the others: it sums rows as it goes.
 
@@ -618,7 +638,9 @@ class Kernels:
         """The sum of the decoded rows of a call, element by element, in one pass."""
         part = part_of(step.writes[0].value)
         add = self.lines.add
-        add("// A tile of the sum of the rows. `is_rest`: of what a row does not hold of `sums`, or of")
+        add(
+            "// A tile of the sum of the rows. `is_rest`: of what a row does not hold of `sums`, or of"
+        )
         add("// `out` where that is null.")
         add("template <bool is_rest>")
         self.lines.open(f"TF_HIPS_BLOCK {ROWS}(const DecodeCall& call, const Spot& spot,")

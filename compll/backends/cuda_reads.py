@@ -92,8 +92,7 @@ def reads_own(
     gradient = side.gradient
     lets = [made.value for made in side.needed([*parts, *besides]) if made.value is not None]
     return not reads([*lets, *besides], gradient) and all(
-        not reads([part], gradient)
-        or (covers(part.size, gradient) and is_in_order(part, gradient))
+        not reads([part], gradient) or (covers(part.size, gradient) and is_in_order(part, gradient))
         for part in parts
     )
 

@@ -6,7 +6,7 @@ chunk; vectors that are kept lie there too, in memory of the call. Everything el
 once per chunk, being cheap, is computed again by each thread that needs it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from compll.backends.c_common import Expressions, Lines, Names, param_names
@@ -26,6 +26,7 @@ high packet part parts philox places places_here placed_here report room rows ro
 spot staged sum taken tensor tiles totals t u value_here wanted_ is_there bins_here block_here turn
 run block_index alone zero leaves_rest is_full is_full_tile is_whole is_rest
 eight own_sums decoded num sums tile_blocks own_blocks
+own_size
 """
 # A float 0 that nvcc does not know (c_common.Expressions).
 _ZERO = "zero"
@@ -97,6 +98,7 @@ class Side:
 
     Attributes:
         has_read: a kernel reads elements of the gradient.
+        sites: calls of random in it, as far as their noise is drawn for eight elements at once.
         in_groups: a call's kernels are started for some of its chunks, and then for the next.
     """
 
@@ -108,6 +110,7 @@ class Side:
     definitions: list[Definition] = field(default_factory=list)
     members: Names = field(default_factory=KernelNames)
     has_read: bool = False
+    sites: int = 0
     in_groups: bool = False
 
     def leave_kernel(self) -> None:
@@ -229,6 +232,8 @@ class Scope:
         self.tiles: dict[nodes.Var, str] = {}
         self.drawn: dict[int, str] = {}
         self.hoisted: dict[tuple[nodes.Var, nodes.Expr], str] = {}
+        # Floats that a loop is given, the same for all eight elements of a thread.
+        self.given: Mapping[nodes.Var, str] = {}
         # C++ for the vectors that a full tile reads or writes 16 bytes at a time.
         self.wide: list[str] = []
         self._body = body
@@ -396,6 +401,9 @@ class Scope:
                     draws.append(expr)
                 elif isinstance(expr, nodes.Index) and isinstance(expr.array, nodes.Ref):
                     self._load_read(self.vectors[expr.array.var], expr.index, gradient)
+        self.lines.add(
+            *(f"const float {self.names.of(var)} = {text};" for var, text in self.given.items())
+        )
         # Behind the loads, which take as long.
         for draw in draws:
             self._draw(draw)
@@ -413,8 +421,10 @@ class Scope:
         name = self.drawn[expr.site] = self.names.fresh("noise")
         wide = "" if expr.bits == 16 else "wide_"
         self.lines.add(
-            f"uint{expr.bits}_t {name}[8];", f"{wide}noise8(key, {expr.site}, first, {name});"
+            f"uint{expr.bits}_t {name}[8];",
+            f"{wide}noise8(key, call.philox[{expr.site}], first, {name});",
         )
+        self.side.sites = max(self.side.sites, expr.site + 1)
 
     def _load_read(self, vector: Vector, index: nodes.Expr, gradient: Gradient) -> None:
         var, lines = vector.var, self.lines

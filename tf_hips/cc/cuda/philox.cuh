@@ -13,22 +13,37 @@ struct PhiloxBlock {
   uint32_t word[4];
 };
 
-// Block `number` of a call site.
-TF_HIPS_INLINE PhiloxBlock philox(const TfHipsKey& key, uint32_t site, uint64_t number) {
-  uint32_t c0 = static_cast<uint32_t>(number), c1 = static_cast<uint32_t>(number >> 32);
-  uint32_t c2 = key.step, c3 = key.tensor_id;
+// The keys of the ten rounds of a call site, the same for all elements of a call.
+struct PhiloxKeys {
+  uint32_t first[10], second[10];
+};
+
+TF_HIPS_INLINE PhiloxKeys philox_keys(const TfHipsKey& key, uint32_t site) {
+  PhiloxKeys keys;
   uint32_t k0 = static_cast<uint32_t>(key.seed);
   uint32_t k1 = static_cast<uint32_t>(key.seed >> 32) ^ site;
   TF_HIPS_UNROLL
   for (int round = 0; round < 10; ++round) {
-    const uint64_t p0 = uint64_t{0xD2511F53u} * c0;
-    const uint64_t p1 = uint64_t{0xCD9E8D57u} * c2;
-    c0 = static_cast<uint32_t>(p1 >> 32) ^ c1 ^ k0;
-    c1 = static_cast<uint32_t>(p1);
-    c2 = static_cast<uint32_t>(p0 >> 32) ^ c3 ^ k1;
-    c3 = static_cast<uint32_t>(p0);
+    keys.first[round] = k0;
+    keys.second[round] = k1;
     k0 += 0x9E3779B9u;
     k1 += 0xBB67AE85u;
+  }
+  return keys;
+}
+
+// Block `number` of a call site.
+TF_HIPS_INLINE PhiloxBlock philox(const TfHipsKey& key, const PhiloxKeys& keys, uint64_t number) {
+  uint32_t c0 = static_cast<uint32_t>(number), c1 = static_cast<uint32_t>(number >> 32);
+  uint32_t c2 = key.step, c3 = key.tensor_id;
+  TF_HIPS_UNROLL
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t p0 = uint64_t{0xD2511F53u} * c0;
+    const uint64_t p1 = uint64_t{0xCD9E8D57u} * c2;
+    c0 = static_cast<uint32_t>(p1 >> 32) ^ c1 ^ keys.first[round];
+    c1 = static_cast<uint32_t>(p1);
+    c2 = static_cast<uint32_t>(p0 >> 32) ^ c3 ^ keys.second[round];
+    c3 = static_cast<uint32_t>(p0);
   }
   return {{c0, c1, c2, c3}};
 }
@@ -48,25 +63,26 @@ TF_HIPS_INLINE uint16_t lane_of(const PhiloxBlock& block, int lane) {
 // The 16 random bits of one element.
 TF_HIPS_INLINE uint16_t noise_at(const TfHipsKey& key, uint32_t site, int64_t index) {
   const uint64_t element = key.offset + static_cast<uint64_t>(index);
-  return lane_of(philox(key, site, element / 8), static_cast<int>(element % 8));
+  return lane_of(philox(key, philox_keys(key, site), element / 8), static_cast<int>(element % 8));
 }
 
 // The 32 random bits of one element.
 TF_HIPS_INLINE uint32_t wide_noise_at(const TfHipsKey& key, uint32_t site, int64_t index) {
   const uint64_t element = key.offset + static_cast<uint64_t>(index);
-  return word_of(philox(key, site, element / 4), static_cast<int>(element % 4));
+  return word_of(philox(key, philox_keys(key, site), element / 4), static_cast<int>(element % 4));
 }
 
 // The 16 random bits of eight elements from `first` on: one block, where they are aligned.
-TF_HIPS_INLINE void noise8(const TfHipsKey& key, uint32_t site, int64_t first, uint16_t (&out)[8]) {
+TF_HIPS_INLINE void noise8(const TfHipsKey& key, const PhiloxKeys& keys, int64_t first,
+                           uint16_t (&out)[8]) {
   const uint64_t element = key.offset + static_cast<uint64_t>(first);
-  const PhiloxBlock block = philox(key, site, element / 8);
+  const PhiloxBlock block = philox(key, keys, element / 8);
   if (element % 8 == 0) {
     TF_HIPS_UNROLL
     for (int u = 0; u < 8; ++u) out[u] = lane_of(block, u);
     return;
   }
-  const PhiloxBlock next = philox(key, site, element / 8 + 1);
+  const PhiloxBlock next = philox(key, keys, element / 8 + 1);
   const int skipped = static_cast<int>(element % 8);
   uint32_t word[8];
   TF_HIPS_UNROLL
@@ -85,13 +101,13 @@ TF_HIPS_INLINE void noise8(const TfHipsKey& key, uint32_t site, int64_t first, u
 }
 
 // 32 random bits each: two blocks, or three.
-TF_HIPS_INLINE void wide_noise8(const TfHipsKey& key, uint32_t site, int64_t first,
+TF_HIPS_INLINE void wide_noise8(const TfHipsKey& key, const PhiloxKeys& keys, int64_t first,
                                 uint32_t (&out)[8]) {
   const uint64_t element = key.offset + static_cast<uint64_t>(first);
-  const PhiloxBlock low = philox(key, site, element / 4);
-  const PhiloxBlock high = philox(key, site, element / 4 + 1);
+  const PhiloxBlock low = philox(key, keys, element / 4);
+  const PhiloxBlock high = philox(key, keys, element / 4 + 1);
   if (element % 4 != 0) {
-    const PhiloxBlock next = philox(key, site, element / 4 + 2);
+    const PhiloxBlock next = philox(key, keys, element / 4 + 2);
     const int skipped = static_cast<int>(element % 4);
     TF_HIPS_UNROLL
     for (int u = 0; u < 8; ++u) {
