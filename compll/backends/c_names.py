@@ -66,9 +66,9 @@ trimmed_mean unless unpack_groups unpack_many_words unpack_stream unpack_wide un
 value_of within_groups write_line write_prefix write_staged write_tile write_until xor_all
 cudaGetErrorString error_text last_error word_of find_key finish_levels pack8_by pick_sorted
 unpack8_by use with_bits add_bytes chosen_of clear_tile each_four each_kept fence four guess_least
-is_last_block kept_before launch_pack leave_all leave_tile make_finite note_broken note_kept
-num_packers num_samples pack_tiles pack_tiles_grid pick_last pick_pass sample_place sample_rank
-scan_left threadIdx blockIdx blockDim gridDim warpSize
+is_last_block kept_before launch_pack lowest_bit leave_all leave_tile make_finite note_broken
+note_kept num_packers num_samples pack_tiles pack_tiles_grid pick_last pick_pass sample_place
+sample_rank scan_left threadIdx blockIdx blockDim gridDim warpSize
 """
 RESERVED = frozenset((_KEYWORDS + _OWN + _RUNTIME).split())
 # Types, constants and macros of the runtime and of C begin with capitals or k, or end in _t; digits

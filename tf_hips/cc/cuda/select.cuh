@@ -68,6 +68,15 @@ TF_HIPS_INLINE int count_bits(uint32_t word) {
 #endif
 }
 
+// The number of the lowest bit that is set; one is.
+TF_HIPS_INLINE int lowest_bit(uint32_t word) {
+#ifdef __CUDA_ARCH__
+  return __ffs(static_cast<int>(word)) - 1;
+#else
+  return __builtin_ctz(word);
+#endif
+}
+
 // `sum` and the four bytes of a word.
 TF_HIPS_INLINE uint32_t add_bytes(uint32_t sum, uint32_t word) {
 #ifdef __CUDA_ARCH__
@@ -103,12 +112,11 @@ TF_HIPS_INLINE int kept_before(int t, const Kept& kept) {
 // before. *count: how many those are altogether.
 template <typename Put>
 TF_HIPS_INLINE void each_kept(int t, const Kept& kept, int64_t* count, const Put& put) {
-  const uint32_t mask = reinterpret_cast<const uint8_t*>(kept.masks)[t];
+  uint32_t mask = reinterpret_cast<const uint8_t*>(kept.masks)[t];
   if (mask == 0 && t != kThreads - 1) return;
   int place = kept_before(t, kept);
-  for (int u = 0; u < kEach; ++u) {
-    if ((mask >> u & 1) != 0) put(u, place++);
-  }
+  // Bit by bit of those that are set: few are, and not the same ones in the threads of a warp.
+  for (; mask != 0; mask &= mask - 1) put(lowest_bit(mask), place++);
   if (t == kThreads - 1) *count = place;
 }
 
@@ -238,6 +246,7 @@ struct Placed {
 // Threads that copy what a tile has left, and tiles of a block of threads.
 constexpr int kPackers = 16;
 constexpr int kPackedTiles = kThreads / kPackers;
+constexpr int kPackedAtOnce = 8;
 
 TF_HIPS_INLINE int64_t num_packers(int64_t tiles) {
   return (tiles + kPackedTiles - 1) / kPackedTiles;
@@ -270,7 +279,18 @@ TF_HIPS_BLOCK pack_tiles(const Packing<T>& call, uint32_t block_index) {
       const int64_t end = tile + 1 == tiles ? placed.used : least(before[1], placed.used);
       const T* const from = call.left + chunk * call.left_room + tile * kTile;
       T* const to = call.out + chunk * call.out_room + begin;
-      for (int k = t % kPackers; k < end - begin; k += kPackers) to[k] = from[k];
+      for (int64_t k = t % kPackers; k < end - begin; k += kPackers * kPackedAtOnce) {
+        // All are read before the first is written, or each would wait for the one before.
+        T here[kPackedAtOnce];
+        TF_HIPS_UNROLL
+        for (int u = 0; u < kPackedAtOnce; ++u) {
+          if (k + u * kPackers < end - begin) here[u] = from[k + u * kPackers];
+        }
+        TF_HIPS_UNROLL
+        for (int u = 0; u < kPackedAtOnce; ++u) {
+          if (k + u * kPackers < end - begin) to[k + u * kPackers] = here[u];
+        }
+      }
     }
   }
 }

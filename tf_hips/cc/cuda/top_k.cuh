@@ -222,11 +222,24 @@ TF_HIPS_KERNEL top_k_pack(const TopK call) {
       const int64_t count = (tile + 1 == tiles ? chosen.left : before[1]) - before[0];
       const int64_t from = chunk * call.room + tile * kTile;
       const int64_t to = chunk * call.room + before[0];
-      for (int k = t % kPackers; k < count; k += kPackers) {
-        const uint32_t key = call.tile_keys[from + k];
-        call.few_places[to + k] = call.tile_places[from + k];
-        call.keys[to + k] = key;
-        if (is_candidate(key, chosen.key, 1)) atomicAdd(&bins[digit_of(key, 1)], 1);
+      const uint32_t found = chosen.key;
+      for (int64_t first_here = t % kPackers; first_here < count;
+           first_here += kPackers * kPackedAtOnce) {
+        // All are read before the first is written, or each would wait for the one before.
+        uint32_t keys[kPackedAtOnce], places[kPackedAtOnce];
+        TF_HIPS_UNROLL
+        for (int u = 0; u < kPackedAtOnce; ++u) {
+          const int64_t k = first_here + u * kPackers;
+          if (k < count) keys[u] = call.tile_keys[from + k], places[u] = call.tile_places[from + k];
+        }
+        TF_HIPS_UNROLL
+        for (int u = 0; u < kPackedAtOnce; ++u) {
+          const int64_t k = first_here + u * kPackers;
+          if (k >= count) break;
+          call.keys[to + k] = keys[u];
+          call.few_places[to + k] = places[u];
+          if (is_candidate(keys[u], found, 1)) atomicAdd(&bins[digit_of(keys[u], 1)], 1);
+        }
       }
     }
   }
