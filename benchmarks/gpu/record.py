@@ -36,8 +36,10 @@ def spread(values: Sequence[float]) -> Row:
 
 
 def command() -> str:
-    """Which repeats this run."""
-    arguments = shlex.join(sys.argv[1:])
+    """Which repeats this run; where else its result went is of this machine alone."""
+    given = iter(sys.argv[1:])
+    kept = [word for word in given if not (word in ("--json", "--commit") and next(given, ""))]
+    arguments = shlex.join(kept)
     return "make bench-gpu" + (f" ARGS={shlex.quote(arguments)}" if arguments else "")
 
 

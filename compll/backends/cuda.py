@@ -15,9 +15,9 @@ from compll.backends.c_common import Lines
 from compll.backends.cuda_blocks import Blocks
 from compll.backends.cuda_host import Function, Host
 from compll.backends.cuda_kernels import Kernels
-from compll.backends.cuda_reads import roots_of, shares_tiles
+from compll.backends.cuda_reads import shares_tiles
 from compll.backends.cuda_select import Selections
-from compll.backends.cuda_side import Side, reads
+from compll.backends.cuda_side import Side
 from compll.backends.cuda_sweeps import Sweeps
 from compll.backends.layout import emit_layout, emit_params
 from compll.ir import nodes
@@ -109,12 +109,6 @@ class _Emitter:
             raise TypeError("there must be an Encode")
         states = tuple(update.state for update in encode.updates)
         function = _begin(Side(self._program, encode.gradient, (), is_decode=False, states=states))
-        function.side.in_groups = self._is_in_groups()
-        function.reads_twice = any(
-            reads(roots_of(self._plan.encode[number + 1 :]), encode.gradient)
-            for number, step in enumerate(self._plan.encode)
-            if isinstance(step, nodes.Sweep) and step.reduces
-        )
         function.kernels.header = tuple(
             (number, value)
             for number, value in enumerate(encode.fields)
@@ -135,23 +129,9 @@ class _Emitter:
             raise TypeError("there must be a Decode")
         function = _begin(Side(self._program, decode.gradient, decode.fields, is_decode=True))
         function.is_plain = _is_plain(self._plan.decode)
-        function.side.in_groups = self._is_in_groups()
         self._steps(self._plan.decode, function)
         self._structs(function)
         return function
-
-    def _is_in_groups(self) -> bool:
-        """Whether chunks are read more than once, by kernels that can begin with any of them."""
-        encode, decode = self._program.encode, self._program.decode
-        if encode is None or decode is None or encode.updates:
-            return False
-        steps = self._plan.encode
-        keeps = any(
-            isinstance(step, nodes.Store) and not isinstance(step.value, nodes.BlockReduce)
-            for step in steps
-        )
-        reduces = any(isinstance(step, nodes.Sweep) and step.reduces for step in steps)
-        return reduces and not keeps and _is_plain(self._plan.decode)
 
     def _steps(self, steps: tuple[nodes.Step, ...], function: Function) -> None:
         kernels, left = function.kernels, list(steps)
@@ -199,9 +179,6 @@ class _Emitter:
         if function.side.is_decode:
             lines.add("Rows rows;", "float* out;", "int32_t mode;", "Report* report;")
             lines.add("bool is_just_checked;  // by the kernel before, which may not have ended")
-        if function.side.in_groups:
-            lines.add("int64_t first_chunk, end_chunk;  // whose kernels are started")
-        if function.side.is_decode:
             if function.looks_broken:
                 lines.add("const int32_t* broken;  // 0: `out` is finite; null: it is not known")
         else:

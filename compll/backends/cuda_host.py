@@ -23,7 +23,6 @@ class Function:
         may_note: this is an encode whose decode looks for what is not finite.
         looks_broken: a decode does so, if it is told of some.
         notes_broken: an encode tells it.
-        reads_twice: an encode needs the gradient again when it has read all of a chunk.
     """
 
     side: Side
@@ -33,7 +32,6 @@ class Function:
     may_note: bool = False
     looks_broken: bool = False
     notes_broken: bool = False
-    reads_twice: bool = False
 
     @property
     def alone_tiles(self) -> int:
@@ -134,8 +132,6 @@ class Host:
             lines.open(f"for (int k = 0; k < {count}; ++k) {{")
             lines.add(f"if (call->tiles[k] > {tiles}) call->alone = 0;")
             lines.close()
-        if function.side.in_groups:
-            lines.add("call->first_chunk = 0;", "call->end_chunk = tensor.chunks;")
         lines.add("call->scalars = arena->take<Scalars>(tensor.chunks);")
         for kind, member, room in kernels.arrays:
             text = room.replace("call.", "call->")
@@ -333,30 +329,6 @@ class Host:
         sites = range(function.side.sites)
         return [f"call.philox[{site}] = philox_keys(*key, {site});" for site in sites]
 
-    def _run_in_groups(self, function: Function, *, reads_again: bool) -> None:
-        """Some chunks at a time, if they are read more than once: a cache still has them then."""
-        lines = self._lines
-        if reads_again:
-            lines.add(
-                "rest.rows.row[0] = packets;",
-                "rest.rows.num = 1;",
-                "rest.mode = TF_HIPS_RESIDUAL;",
-                "if (rest.alone != 0) rest.alone = kOwn;",
-            )
-        often = "true" if function.reads_twice else "residual != nullptr"
-        lines.add(
-            "const int64_t chunks = call.tensor.chunks;",
-            f"const int64_t group = {often} ? TF_HIPS_GROUP_CHUNKS : chunks;",
-        )
-        lines.open("for (int64_t first = 0; first < chunks; first += group) {")
-        lines.add(
-            "const int64_t end = least(first + group, chunks);",
-            "run_encode(of_chunks(call, first, end), stream);",
-        )
-        if reads_again:
-            lines.add("if (residual != nullptr) run_decode(of_chunks(rest, first, end), stream);")
-        lines.close()
-
     def _check_kernel(self, decode: nodes.Decode) -> None:
         lines, names = self._lines, param_names(self._program)
         lines.add("// A thread a packet of a chunk: what can be told of it before it is decoded.")
@@ -496,11 +468,8 @@ class Host:
                 "call.rest.out = new_residual;",
                 "call.rest.mode = TF_HIPS_RESIDUAL;",
             )
-        if function.side.in_groups:
-            self._run_in_groups(function, reads_again=reads_again)
-        else:
-            lines.add("run_encode(call, stream);")
-        if reads_again and not function.side.in_groups:
+        lines.add("run_encode(call, stream);")
+        if reads_again:
             lines.open("if (residual != nullptr) {")
             lines.add(
                 "const uint8_t* const made = packets;",

@@ -123,7 +123,6 @@ class Kernels:
     _had_header: bool = False
     _kernel: str = ""
     _blocks: str = ""
-    _started: str = ""
     _template: Lines = field(default_factory=Lines)
     _leaves: bool = False
     _in_loop: bool = False
@@ -230,17 +229,12 @@ class Kernels:
         if self.side.is_decode and not is_check:
             add("if (*call.report != TF_HIPS_CUDA_FINE) return;")
         blocks = "call.tensor.chunks" if loop is None else f"call.blocks[{loop}]"
-        started = blocks
-        if self.side.in_groups:
-            first = "call.first_chunk" if loop is None else f"call.first_chunk * call.tiles[{loop}]"
-            started = f"{'call.end_chunk' if loop is None else blocks} - {first}"
-            add(f"block_index += static_cast<uint32_t>({first});")
         if loop is None:
             add("const Spot spot = {static_cast<int32_t>(block_index), 0};")
         elif not opening:
             add(f"const Spot spot = find_spot(block_index, call.tiles[{loop}]);")
         else:
-            started = blocks = f"num_runs(call.blocks[{loop}], call.run[{loop}])"
+            blocks = f"num_runs(call.blocks[{loop}], call.run[{loop}])"
             add(*opening)
             self.lines.open(f"for (int turn = 0; turn < call.run[{loop}]; ++turn) {{")
             self._in_loop = True
@@ -264,10 +258,10 @@ class Kernels:
                 "key.offset += static_cast<uint64_t>(begin);",
             )
             self._sum = self.lines.later()
-        self._blocks, self._started = blocks, started
+        self._blocks = blocks
         self.launches.append(
             Launch(
-                f"TF_HIPS_FOLLOW({name}_grid, {started}, kThreads, stream, call);",
+                f"TF_HIPS_FOLLOW({name}_grid, {blocks}, kThreads, stream, call);",
                 f"for (uint32_t k = 0; k < {blocks}; ++k) {name}(call, k);",
             )
         )
@@ -294,11 +288,11 @@ class Kernels:
             opening = "if (!call.is_just_checked) follow();" if self.waits_late else "follow();"
             self.lines.add(*grid_of(self._kernel, self.call, opening=opening))
             return
-        name, blocks, started = self._kernel, self._blocks, self._started
+        name, blocks = self._kernel, self._blocks
         self._template.add("template <bool leaves_rest>")
         self.lines.add(*_grids_of(name))
         alone = f"for (uint32_t k = 0; k < {blocks}; ++k) {name}<true>(call, k);"
-        self.launches[-1] = Launch(f"launch_{name}(call, {started}, stream);", alone)
+        self.launches[-1] = Launch(f"launch_{name}(call, {blocks}, stream);", alone)
 
     def _declare_sum(self) -> None:
         """What the sum is formed of, and where it goes.

@@ -85,7 +85,6 @@ class Side:
     Attributes:
         has_read: a kernel reads elements of the gradient.
         sites: calls of random in it, as far as their noise is drawn for eight elements at once.
-        in_groups: a call's kernels are started for some of its chunks, and then for the next.
     """
 
     program: nodes.Program
@@ -97,7 +96,6 @@ class Side:
     members: Names = field(default_factory=KernelNames)
     has_read: bool = False
     sites: int = 0
-    in_groups: bool = False
 
     def leave_kernel(self) -> None:
         """Forgets what is only in a kernel that has been written."""

@@ -334,7 +334,9 @@ def test_one_kernel_does_all_of_a_small_call(name):
     source = cuda.emit(optimise(spec(name)))
     for side in ("encode", "decode"):
         run = source[source.index(f"void run_{side}(") :]
-        launches = re.findall(r"TF_HIPS_(?:LAUNCH|FOLLOW)\(|run_top_k|launch_", run[: run.index("\n}\n")])
+        launches = re.findall(
+            r"TF_HIPS_(?:LAUNCH|FOLLOW)\(|run_top_k|launch_", run[: run.index("\n}\n")]
+        )
         tiles = re.findall(rf"bool start_{side}.*?tiles\[k\] > (\d+)\) call->alone", source, re.S)
         assert bool(tiles) == (len(launches) > 1)
         assert all(int(most) >= 2 for most in tiles)

@@ -51,7 +51,6 @@ void trace_kernel(const char* name);
        ++t##_turn, t += is_backwards ? -1 : 1)
 // So few that chunks have runs of 16 tiles.
 #define TF_HIPS_MANY_BLOCKS 2
-#define TF_HIPS_GROUP_CHUNKS 1
 #define TF_HIPS_MAY_BE_ALONE may_be_alone
 #define TF_HIPS_SHARED alignas(16) static
 #define TF_HIPS_UNROLL

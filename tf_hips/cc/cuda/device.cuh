@@ -29,9 +29,6 @@
 #ifndef TF_HIPS_PHASE
 // Blocks of threads that keep a GPU busy.
 #define TF_HIPS_MANY_BLOCKS 4096
-// Chunks, of 4 MiB a vector, that a second-level cache keeps from one kernel to the next, and that
-// are enough for all multiprocessors.
-#define TF_HIPS_GROUP_CHUNKS 4
 #define TF_HIPS_PHASE(t)                                                   \
   for (int t = static_cast<int>(threadIdx.x), t##_left = 1; t##_left != 0; \
        t##_left = 0, __syncthreads())

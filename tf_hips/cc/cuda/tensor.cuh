@@ -34,17 +34,6 @@ struct Tensor {
   }
 };
 
-// A call of which the kernels are started for some chunks.
-template <typename Call>
-Call of_chunks(Call call, int64_t first, int64_t end) {
-  call.first_chunk = first;
-  call.end_chunk = end;
-  for (size_t k = 0; k < sizeof call.tiles / sizeof call.tiles[0]; ++k) {
-    if (end < call.tensor.chunks) call.blocks[k] = end * call.tiles[k];
-  }
-  return call;
-}
-
 // Pointers to the packets that are to be summed, by their numbers from `first` on.
 struct Rows {
   const uint8_t* row[kMaxRows];
