@@ -37,7 +37,7 @@
 #define TF_HIPS_LAUNCH(kernel, blocks, threads, stream, ...) \
   kernel<<<static_cast<unsigned>(blocks), threads, 0, stream>>>(__VA_ARGS__)
 // Of a kernel that calls follow(): its blocks may be there before the kernel before it has ended.
-#define TF_HIPS_FOLLOW(kernel, blocks, threads, stream, ...)                                   \
+#define TF_HIPS_FOLLOW(kernel, blocks, threads, stream, ...) \
   ::tf_hips::cuda::launch_early(kernel, static_cast<unsigned>(blocks), threads, stream, __VA_ARGS__)
 #endif
 

@@ -44,7 +44,8 @@ __device__ inline void put_by_warps(const float (&values)[8], float* out) {
 }
 #endif
 
-// Writes them. `is_full`: all threads of a block have eight, at a multiple of 16 bytes, and call it.
+// Writes them. `is_full`: all threads of a block have eight, at a multiple of 16 bytes, and call
+// it.
 template <bool is_full = false>
 __device__ inline void put8(const float (&values)[8], int64_t first, int64_t count, float* out) {
 #ifdef __CUDA_ARCH__
@@ -91,19 +92,21 @@ struct SumTile {
 TF_HIPS_INLINE uintptr_t address_of(const SumTile&) { return 0; }
 
 template <bool is_full>
-__device__ __forceinline__ void keep_sum8(const float (&sum)[8], int64_t first, int64_t count, float* value) {
+__device__ __forceinline__ void keep_sum8(const float (&sum)[8], int64_t first, int64_t count,
+                                          float* value) {
   put8<is_full>(sum, first, count, value);
 }
 
 template <bool>
-__device__ __forceinline__ void keep_sum8(const float (&sum)[8], int64_t first, int64_t, SumTile value) {
+__device__ __forceinline__ void keep_sum8(const float (&sum)[8], int64_t first, int64_t,
+                                          SumTile value) {
   keep8(sum, value.at + (first - value.base));
 }
 
 // As load8, of gradient + residual, which is also left in `value`; the plain gradient without one.
 template <bool is_full, typename Value>
 __device__ __forceinline__ void load_sum8(const float* gradient, const float* residual, Value value,
-                              int64_t first, int64_t count, float (&out)[8]) {
+                                          int64_t first, int64_t count, float (&out)[8]) {
   load8<is_full>(gradient, first, count, out);
   if (residual == nullptr) return;
   float rest[8];
@@ -115,14 +118,14 @@ __device__ __forceinline__ void load_sum8(const float* gradient, const float* re
 
 // The same again, in the kernel that has formed it; `in` is where it is in global memory.
 template <bool is_full>
-__device__ __forceinline__ void load_again8(const float* in, const float*, float*, int64_t first, int64_t count,
-                                float (&out)[8]) {
+__device__ __forceinline__ void load_again8(const float* in, const float*, float*, int64_t first,
+                                            int64_t count, float (&out)[8]) {
   load8<is_full>(in, first, count, out);
 }
 
 template <bool is_full>
 __device__ __forceinline__ void load_again8(const float* in, const float* residual, SumTile value,
-                                int64_t first, int64_t count, float (&out)[8]) {
+                                            int64_t first, int64_t count, float (&out)[8]) {
   if (residual == nullptr) {
     load8<is_full>(in, first, count, out);
   } else {
@@ -130,7 +133,8 @@ __device__ __forceinline__ void load_again8(const float* in, const float* residu
   }
 }
 
-// value = gradient + residual, of the tile of a block of threads, and what `note` makes of each eight.
+// value = gradient + residual, of the tile of a block of threads, and what `note` makes of each
+// eight.
 template <typename Note>
 __device__ __forceinline__ void add_tile(const float* gradient, const float* residual, float* value,
                                          int64_t n, const Note& note) {

@@ -132,8 +132,7 @@ TF_HIPS_INLINE float fold_few(const float* values, int count) {
     TF_HIPS_UNROLL
     for (int k = 0; k < 4; ++k) {
       if (k >= width) break;
-      value[k] =
-          2 * k + 1 < count ? Reducer::fold(value[2 * k], value[2 * k + 1]) : value[2 * k];
+      value[k] = 2 * k + 1 < count ? Reducer::fold(value[2 * k], value[2 * k + 1]) : value[2 * k];
     }
     count = (count + 1) / 2;
   }

@@ -152,8 +152,7 @@ int32_t sort_few(Source source, const Ending& ending, bool is_wide, int32_t size
 }
 
 int32_t sort_halves(const Source& source, const Ending& ending, float* out, cudaStream_t stream) {
-  const auto kernel =
-      ending.rule == TF_HIPS_MEDIAN ? sorted_halves<true> : sorted_halves<false>;
+  const auto kernel = ending.rule == TF_HIPS_MEDIAN ? sorted_halves<true> : sorted_halves<false>;
   const int64_t blocks = blocks_of(source.d, kThreads);
   if (blocks > kMaxBlocks) return TF_HIPS_BAD_ROWS;
   TF_HIPS_LAUNCH(kernel, blocks, kThreads, stream, source, ending, out);
@@ -200,8 +199,8 @@ int32_t coordinate(const float* const* rows, int32_t n, int64_t d, const float* 
   const bool is_few = size != 0;
   const bool is_halved = !is_few && weights == nullptr && n <= kFew &&
                          (ending.rule == TF_HIPS_MEDIAN || ending.rule == TF_HIPS_TRIMMED);
-  const bool is_wide = weights == nullptr && is_few && size <= kWideRows &&
-                       are_aligned(rows, n) && is_aligned(out, 16);
+  const bool is_wide = weights == nullptr && is_few && size <= kWideRows && are_aligned(rows, n) &&
+                       is_aligned(out, 16);
   if (is_few) source.before = (size - source.sorted) / 2;
   if (is_halved) source.before = before_halves(n);
   const Rows all = rows_of(rows, n, room, stream);

@@ -150,9 +150,7 @@ TF_HIPS_KERNEL within_groups(Apart of) {
       for (int k = t; k < kCount * kLanes; k += kThreads) lanes[k] = 0.0;
     }
     for (int64_t first = begin; first < least(begin + kTask, of.d); first += kRound) {
-      TF_HIPS_PHASE(t) {
-        add_lane<kRows, kTileOf>(of, group, first + place_of<1>(t), parts + t);
-      }
+      TF_HIPS_PHASE(t) { add_lane<kRows, kTileOf>(of, group, first + place_of<1>(t), parts + t); }
       TF_HIPS_PHASE(t) { add_blocks(parts, kCount, t, lanes); }
     }
     TF_HIPS_PHASE(t) {

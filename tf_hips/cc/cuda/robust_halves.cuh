@@ -2,8 +2,9 @@
 // Medians and trimmed means of up to 128 rows on a GPU: two halves of 64, each sorted in registers.
 //
 // As for fewer rows there are as many -Inf in front as the middle needs. Of two sorted halves the
-// lesser ones of the first with the second turned round are the lower half of all (Batcher, "Sorting
-// networks and their applications", 1968). A median needs its greatest, and the least of the others.
+// lesser ones of the first with the second turned round are the lower half of all (Batcher,
+// "Sorting networks and their applications", 1968). A median needs its greatest, and the least of
+// the others.
 
 #ifndef TF_HIPS_CC_CUDA_ROBUST_HALVES_CUH_
 #define TF_HIPS_CC_CUDA_ROBUST_HALVES_CUH_

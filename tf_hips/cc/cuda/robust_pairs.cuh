@@ -31,7 +31,8 @@ constexpr int kWorkSums = kWork == kTwoAlone ? kRows * (kRows + 1) : kWork * kRo
 
 // Sums that a thread has room for, where there is only one band, and where there are several.
 template <int kRows, bool kIsOne>
-constexpr int kRoom = kWorkSums<kRows, kIsOne ? kTwoAlone : kTwoOthers>;
+constexpr int kRoom = kWorkSums < kRows,
+              kIsOne ? kTwoAlone : kTwoOthers > ;
 
 // Work of a team, and the groups of it, counted through all bands.
 struct Task {
@@ -68,8 +69,7 @@ TF_HIPS_LOCAL void add_between(const float (&x)[kSome][kRows], const float (&y)[
 // The next kSome elements of the rows of a task.
 template <int kRows, int32_t kWork, int kSome>
 TF_HIPS_LOCAL void add_some(const float* (&first)[kRows], const float* (&second)[kRows],
-                            const float* (&third)[kRows],
-                            float (&sums)[kWorkSums<kRows, kWork>]) {
+                            const float* (&third)[kRows], float (&sums)[kWorkSums<kRows, kWork>]) {
   float x[kSome][kRows], y[kSome][kRows];
   load_steps(first, x);
   load_steps(second, y);
@@ -129,9 +129,9 @@ template <int kRows, bool kIsOne>
 constexpr int kBandsAtOnce = kIsOne ? (kRows < 4 ? 6 : 4) : (kRows < 4 ? 4 : 3);
 
 #ifdef __CUDACC__
-#define TF_HIPS_KERNEL_OF_BANDS           \
-  [[maybe_unused]] static __global__ void \
-  __launch_bounds__(::tf_hips::cuda::kThreads, (kBandsAtOnce<kRows, kIsOne>))
+#define TF_HIPS_KERNEL_OF_BANDS                                                        \
+  [[maybe_unused]] static __global__ void __launch_bounds__(::tf_hips::cuda::kThreads, \
+                                                            (kBandsAtOnce<kRows, kIsOne>))
 #else
 #define TF_HIPS_KERNEL_OF_BANDS TF_HIPS_KERNEL
 #endif

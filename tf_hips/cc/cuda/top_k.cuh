@@ -382,8 +382,8 @@ __device__ inline void find_key(const uint32_t* keys, Chosen* chosen, int passes
 
 // Which of `count` keys is at place `index` when they are sorted, upwards; 0 where there is none.
 // `passes`: digits behind so many are 0. In phases; all threads must call it.
-__device__ inline void pick_sorted(const uint32_t* keys, int64_t count, int64_t index, uint32_t* key,
-                                   int passes = kPasses) {
+__device__ inline void pick_sorted(const uint32_t* keys, int64_t count, int64_t index,
+                                   uint32_t* key, int passes = kPasses) {
   TF_HIPS_SHARED Chosen chosen;
   TF_HIPS_PHASE(t) {
     if (t == 0) {
