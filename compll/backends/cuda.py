@@ -27,8 +27,9 @@ from compll.source import Span
 _INCLUDES = ("bits", "device", "philox", "reduce", "tensor")
 # A tile of floats per reduction lies in shared memory, of which a block has 48 KiB.
 _MAX_REDUCTIONS = 8
+_MAX_BESIDE_BLOCKS = 7
 # What the struct of a call has of its own and c_names.py does not reserve: vectors lie in it, too.
-_MEMBERS = ("blocks", "broken", "new_state", "packets", "rest")
+_MEMBERS = ("blocks", "broken", "is_just_checked", "new_state", "packets", "philox", "rest")
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,20 @@ def refusals(plan: nodes.Plan) -> list[Refusal]:
     found: list[Refusal] = []
     program = plan.program
     for function, steps in ((program.encode, plan.encode), (program.decode, plan.decode)):
+        has_blocks = False
         for step in steps:
+            has_blocks |= isinstance(step, nodes.Store) and isinstance(
+                step.value, nodes.BlockReduce
+            )
             if isinstance(step, nodes.Sweep) and function is not None:
-                staged = len(step.reduces) + len(step.writes)
-                if staged > _MAX_REDUCTIONS:
+                staged, where = len(step.reduces) + len(step.writes), ""
+                most = _MAX_REDUCTIONS
+                if has_blocks:
+                    # They may share a kernel, and its shared memory.
+                    most, where = _MAX_BESIDE_BLOCKS, " behind a block_reduce"
+                if staged > most:
                     message = (
-                        f"a loop of the CUDA back end must have at most {_MAX_REDUCTIONS} "
+                        f"a loop of the CUDA back end{where} must have at most {most} "
                         f"reductions and vectors. Received: {staged}"
                     )
                     found.append(Refusal(message, function.span))

@@ -15,6 +15,9 @@ from compll.ir.blocks import block_of
 from compll.ir.types import FLOAT, INT
 from compll.ir.walk import children, free_vars
 
+# Floats of each block that shared memory has room for.
+_MAX_LETS = 4
+
 
 class Blocks:
     """Emits the reductions of blocks of one function."""
@@ -52,6 +55,7 @@ class Blocks:
             f"const {kind}* own_blocks = tile_blocks;",
             "[[maybe_unused]] int own_size = kTile;",
         )
+        lets, self._num_lets = self._lines.later(), 0
         scope = kernels.scope()
         scope.unpack([part, value.block, value.init, part.size])
         elements, tile = scope.names.fresh("elements"), scope.names.fresh("tile_values")
@@ -102,6 +106,8 @@ class Blocks:
                 self._sweeps.body(whole, loop, given)
             else:
                 self._per_block(sweep, value, part.size)
+        if self._num_lets:
+            lets.add(f"TF_HIPS_SHARED float own_lets[{self._num_lets} * kTile / kLanes];")
         # What blocks have is there for a header only when all tiles are done.
         kernels.write_header(in_tiles=True, unknown=step.var)
         if not left and part.size == size_of(kernels.side.gradient):
@@ -131,9 +137,11 @@ class Blocks:
             read = [let for let in lets if let.var in free_vars(rest) and let.var not in given]
             if not read:
                 continue
-            arrays = [f"own_lets{self._num_lets + k}" for k in range(len(read))]
+            if self._num_lets + len(read) > _MAX_LETS:
+                writes[-1] = write
+                continue
+            numbers = range(self._num_lets, self._num_lets + len(read))
             self._num_lets += len(read)
-            add(*(f"TF_HIPS_SHARED float {name}[kTile / kLanes];" for name in arrays))
             scope = kernels.scope()
             block, first = scope.names.fresh("block"), scope.names.fresh("first_block")
             scope.unpack([value.block, *(let.value for let in lets)])
@@ -148,9 +156,10 @@ class Blocks:
             kind = scope.c.type(element(made.type))
             add(f"const {kind} {here} = {scope.anywhere(scope.vectors[made], f'{first} + t')};")
             add(*(scope.c.let(let) for let in lets))
-            for let, name in zip(read, arrays, strict=True):
-                add(f"{name}[t] = {scope.names.of(let.var)};")
-                given[let.var] = f"{name}[block_number(kEach * t, own_size)]"
+            for let, number in zip(read, numbers, strict=True):
+                add(f"own_lets[{number} * kTile / kLanes + t] = {scope.names.of(let.var)};")
+                at = f"{number} * kTile / kLanes + block_number(kEach * t, own_size)"
+                given[let.var] = f"own_lets[{at}]"
             for _ in range(3):
                 self._lines.close()
         return dataclasses.replace(sweep, writes=tuple(writes)), given

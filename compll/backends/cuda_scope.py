@@ -263,7 +263,7 @@ class Scope:
         if vector.form in ("kept", "picked"):
             return False
         # Behind its end are zeros, which eight that are loaded have there, too.
-        return vector.size == self.size or (turned != 0 and vector.form in ("gradient", "field"))
+        return vector.size == self.size or vector.form in ("gradient", "field")
 
     def _draw(self, expr: nodes.Random) -> None:
         if expr.site in self.drawn:

@@ -60,7 +60,7 @@ class Sums:
             "call.residual == nullptr ? nullptr : call.residual + begin};"
         )
         own = scope.vectors[side.gradient]
-        scope.vectors[side.gradient] = dataclasses.replace(own, pointer=name)
+        scope.vectors[side.gradient] = dataclasses.replace(own, pointer=name, form="kept")
         side.has_read = False
 
 

@@ -258,7 +258,7 @@ class Sweeps:
         self._kernels.begin("rows", self._kernels.loop(step.size), is_check=True)
         self._kernels.waits_late = True
         self.lines.open("if (call.mode == TF_HIPS_RESIDUAL) {")
-        add(f"{ROWS}<true>(call, spot, nullptr);")
+        add("if (!is_fine(call)) return;", f"{ROWS}<true>(call, spot, nullptr);")
         self.lines.turn("} else {")
         add(f"{ROWS}<false>(call, spot, nullptr);")
         self.lines.close()

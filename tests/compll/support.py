@@ -75,3 +75,10 @@ def assert_same_floats(left: np.ndarray, right: np.ndarray) -> None:
     np.testing.assert_array_equal(np.isnan(left), np.isnan(right))
     good = ~np.isnan(left)
     np.testing.assert_array_equal(left[good].view(np.uint32), right[good].view(np.uint32))
+
+
+def residual_of(reference: compll.Reference, v: np.ndarray, packets: np.ndarray) -> np.ndarray:
+    """What error feedback leaves of `v`."""
+    with np.errstate(all="ignore"):
+        rest = v - reference.decode(packets, v.size)
+    return np.where(np.isfinite(rest), rest, np.float32(0))

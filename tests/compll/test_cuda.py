@@ -20,7 +20,7 @@ from compll.cli import main
 from compll.packet import CHUNK
 from compll.passes import optimise
 from tests.compll.emulation import ADD, FINE, RESIDUAL, Emulated, build
-from tests.compll.support import SPECS, assert_same_floats, gradients, spec
+from tests.compll.support import SPECS, assert_same_floats, gradients, residual_of, spec
 
 pytestmark = pytest.mark.heavy  # runs of g++ where the cache is empty
 
@@ -158,12 +158,6 @@ def test_noise_and_packets_that_are_not_aligned():
     for skew, offset in ((1, 3), (6, 12), (15, 2**40 + 7)):
         for name in ("terngrad", "graddrop", "natural"):
             check(name, gradients(5001)["plain"], {**KEY, "offset": offset}, skew)
-
-
-def residual_of(reference: compll.Reference, v: np.ndarray, packets: np.ndarray) -> np.ndarray:
-    with np.errstate(all="ignore"):
-        rest = v - reference.decode(packets, v.size)
-    return np.where(np.isfinite(rest), rest, np.float32(0))
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -31,8 +31,7 @@ constexpr int kWorkSums = kWork == kTwoAlone ? kRows * (kRows + 1) : kWork * kRo
 
 // Sums that a thread has room for, where there is only one band, and where there are several.
 template <int kRows, bool kIsOne>
-constexpr int kRoom = kWorkSums < kRows,
-              kIsOne ? kTwoAlone : kTwoOthers > ;
+constexpr int kRoom = kWorkSums<kRows, static_cast<int32_t>(kIsOne ? kTwoAlone : kTwoOthers)>;
 
 // Work of a team, and the groups of it, counted through all bands.
 struct Task {
