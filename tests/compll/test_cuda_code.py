@@ -45,10 +45,13 @@ def test_emulated_kernels_choose_as_the_reference():
 
 
 def bounded_by(function: str, bits: str, text: str) -> list[str]:
-    """The minima or maxima with a constant, which may have been put into a register."""
-    held = re.findall(rf"mov\.f32\s+(%f\d+), 0f{bits};", text)
-    names = "|".join([f"0f{bits}", *map(re.escape, held)])
-    return re.findall(rf"{function}\.f32.*(?:{names})[,;].*", text)
+    """The minima or maxima whose last operand is a constant, itself or in a register."""
+    found = []
+    for kernel in text.split(".entry "):
+        held = re.findall(rf"mov\.f32\s+(%f\d+), 0f{bits};", kernel)
+        names = "|".join([f"0f{bits}", *map(re.escape, held)])
+        found += re.findall(rf"{function}\.f32.*, (?:{names});", kernel)
+    return found
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not here: not compiled")
