@@ -100,7 +100,7 @@ class Scope:
         vector = self.vectors[array]
         if array in self.tiles:
             turned = turned_by(index, self.position)
-            if turned is not None and self._is_loaded(vector, turned):
+            if turned is not None and self._is_loaded(vector):
                 return f"{self.tiles[array]}[u{f' ^ {turned}' if turned else ''}]"
         block = block_of(index, self.position, self.side.program.blocks)
         if block is not None and (array, block) in self.hoisted:
@@ -258,7 +258,7 @@ class Scope:
         for draw in draws:
             self._draw(draw)
 
-    def _is_loaded(self, vector: Vector, turned: int) -> bool:
+    def _is_loaded(self, vector: Vector) -> bool:
         """Whether a thread loads its own eight elements, at which a loop reads a vector."""
         if vector.form in ("kept", "picked"):
             return False
@@ -288,7 +288,7 @@ class Scope:
                 f"const {kind} {name} = static_cast<{kind}>({self.anywhere(vector, number)});"
             )
         turned = turned_by(index, self.position)
-        if turned is not None and self._is_loaded(vector, turned) and var not in self.tiles:
+        if turned is not None and self._is_loaded(vector) and var not in self.tiles:
             name = self.tiles[var] = self.names.fresh(f"{var.name}_tile")
             lines.add(f"{kind} {name}[8];")
             if vector.form == "gradient":

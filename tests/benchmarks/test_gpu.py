@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`make bench-gpu` as far as it goes without a GPU: on emulated kernels it finds what is wrong."""
 
+import ctypes
 import json
 import re
 import subprocess
@@ -15,6 +16,7 @@ from benchmarks.gpu import (
     checks,
     cpu,
     machine,
+    once,
     record,
     robust,
     robust_reference,
@@ -365,3 +367,11 @@ def test_the_reference_of_passes_has_the_bits_of_the_library():
             robust_reference.mix(rows, weights).tobytes()
             == native_robust.mix(rows, weights).tobytes()
         )
+
+
+def test_a_profiler_sees_each_kernel(small, monkeypatch):
+    monkeypatch.setattr(once, "SIZE", 5000)
+    gpu = machine.Gpu()
+    before = gpu.call("emulation_launches", result=ctypes.c_longlong)
+    once.once(gpu, "terngrad")
+    assert gpu.call("emulation_launches", result=ctypes.c_longlong) - before >= 8
