@@ -14,13 +14,18 @@ import os
 import socket
 import struct
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 # Offsets in the kernel's `struct tcp_info` (linux/tcp.h); fields are only ever added at its end.
 _STATE, _BYTES_ACKED, _BYTES_RECEIVED, _BYTES_SENT = 0, 120, 128, 200
 _CLOSED = 7
 _SCAN_WAIT_S = 0.2
+# A connection in TLS takes a few round trips. One that takes longer may have met a server that is
+# silent, for which nobody else has to wait.
+_TURN_WAIT_S = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,14 +67,33 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+class _Turns:
+    """Lets one client of a process connect to a server at a time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def taken(self, wait_s: float) -> Iterator[bool]:
+        """Whether it is the caller's turn, for which it waits no longer than `wait_s`."""
+        is_taken = self._lock.acquire(timeout=wait_s)
+        try:
+            yield is_taken
+        finally:
+            if is_taken:
+                self._lock.release()
+
+
 class Meter:
     """Counts the bytes of all connections of one client to one server. Thread-safe."""
 
     # Two clients of one process may have the same server (tests do): a socket belongs to the one
     # that saw it first.
-    _claimed: set[int] = set()  # noqa: RUF012 - socket inodes, shared by all meters on purpose
+    _claimed: ClassVar[set[int]] = set()  # socket inodes, shared by all meters on purpose
     _lock = threading.Lock()
-    _one_connects = threading.Lock()
+    _turns: ClassVar[weakref.WeakValueDictionary[tuple[str, int], _Turns]] = (
+        weakref.WeakValueDictionary()
+    )
 
     def __init__(self, host: str, port: int) -> None:
         """A meter of connections to `host:port`."""
@@ -78,17 +102,18 @@ class Meter:
         self._peers: frozenset[tuple[str, int]] = frozenset()
         self._live: dict[int, socket.socket] = {}
         self._past = WireBytes()
+        with Meter._lock:
+            self._connects = Meter._turns.setdefault((host, port), _Turns())
 
     def scan(self) -> None:
         """Looks for new sockets, and settles those that are closed.
 
-        While another client of this process connects, new sockets are its own: they are left alone.
+        While another client of this process connects to this server, new sockets are its own: they
+        are left alone.
         """
-        if Meter._one_connects.acquire(timeout=_SCAN_WAIT_S):
-            try:
+        with self._connects.taken(_SCAN_WAIT_S) as is_taken:
+            if is_taken:
                 self._scan()
-            finally:
-                Meter._one_connects.release()
 
     def _scan(self) -> None:
         with Meter._lock:
@@ -118,10 +143,14 @@ class Meter:
 
     @contextlib.contextmanager
     def connecting(self) -> Iterator[None]:
-        """While one client of a process connects no other does: new sockets are its own."""
+        """While one client connects to a server no other does: new sockets are its own.
+
+        Whoever has waited 2 s for another client connects beside it. Then the bytes of the two are
+        right only together.
+        """
         # A name server may take seconds to answer: it is asked once for each connection.
         self._peers |= self._resolve()
-        with Meter._one_connects:
+        with self._connects.taken(_TURN_WAIT_S):
             yield
             self._scan()
 

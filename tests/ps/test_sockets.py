@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Meters of one process: who waits for whom while it connects."""
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tf_hips.ps.transport import sockets
+from tf_hips.ps.transport.sockets import Meter
+
+DEADLINE_S = 20.0
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[tuple[str, int]]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[:2]
+
+
+def test_nobody_waits_for_who_connects_to_another_server() -> None:
+    with listening() as silent, listening() as address, Meter(*silent).connecting():
+        began = time.monotonic()
+        with Meter(*address).connecting():
+            pass
+        assert time.monotonic() - began < sockets._TURN_WAIT_S
+
+
+def test_clients_of_one_server_connect_one_after_the_other() -> None:
+    with listening() as address:
+        one, other = Meter(*address), Meter(*address)
+        order: list[str] = []
+        begins = threading.Event()
+
+        def connect() -> None:
+            begins.set()
+            with other.connecting():
+                order.append("other")
+
+        thread = threading.Thread(target=connect, daemon=True)
+        with one.connecting():
+            thread.start()
+            assert begins.wait(DEADLINE_S)
+            mine = socket.create_connection(address)
+            order.append("one")
+        thread.join(DEADLINE_S)
+        with mine:
+            mine.sendall(b"abc")
+            assert order == ["one", "other"]
+            assert (one.read().sent, other.read().sent) == (3, 0)
+
+
+def test_a_silent_server_keeps_nobody_from_connecting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "_TURN_WAIT_S", 0.05)
+    monkeypatch.setattr(sockets, "_SCAN_WAIT_S", 0.05)
+    with listening() as address:
+        one, other = Meter(*address), Meter(*address)
+        with one.connecting(), other.connecting():
+            mine = socket.create_connection(address)
+            mine.sendall(b"abc")
+        with mine:
+            assert (one.read().sent, other.read().sent) == (0, 3)
+
+
+def test_turns_end_with_their_meters() -> None:
+    with listening() as address:
+        meter = Meter(*address)
+        assert address in Meter._turns
+        del meter
+        assert address not in Meter._turns
