@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of few elements: a server and the ranks of a job refuse them with the same rules."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+import tf_hips
 from tf_hips import robust
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
@@ -12,6 +15,11 @@ from tf_hips.robust import codecs
 
 SPARSE = ("topk", "error_feedback(randomk)", "dgc", "warmup(dgc, steps=8)")
 THRESHOLDS = ("tbq", "hips2bit(threshold=0.01)", "warmup(error_feedback(tbq), steps=8)")
+ZEROS = (
+    "qsgd(bits=2)",
+    "mixed(qsgd(bits=2, bucket=16), below=1000)",
+    "warmup(qsgd(bits=2), steps=8)",
+)
 BEARING = ". Rules that bear it, without nnm: geometric_median, centred_clipping, clip >> mean. "
 
 
@@ -30,11 +38,11 @@ BEARING = ". Rules that bear it, without nnm: geometric_median, centred_clipping
 )
 def test_servers_and_ranks_bear_the_same_rows(text: str, bears: bool) -> None:
     rule = robust.parse(text)
-    for compression in (*SPARSE, *THRESHOLDS):
+    for compression in (*SPARSE, *THRESHOLDS, *ZEROS):
         one = compressors.parse(compression)
         assert (codecs.why_not(rule, one) is None) == bears
         assert (rules.why_not(text, 7, one.text) is None) == bears
-    for compression in ("onebit", "fp32"):
+    for compression in ("onebit", "fp32", "error_feedback(qsgd(bits=3))", "mixed(int8, below=8)"):
         assert codecs.why_not(rule, compressors.parse(compression)) is None
         assert rules.why_not(text, 7, compression) is None
 
@@ -51,6 +59,27 @@ def test_who_sends_and_what_came_is_said() -> None:
     )
     told = rules.why_not("median", 3, "topk")
     assert told is not None and "each child may send others" in told
+
+
+LARGE = """
+void LargeEncode(float* gradient, uint8* compressed) {
+    compressed = concat(map(gradient, [&](float g) -> float { return abs(g) < 1 ? 0.0 : g; }));
+}
+void LargeDecode(uint8* compressed, float* gradient) {
+    float* values;
+    extract(compressed, values);
+    gradient = map(values, [&](float value) -> float { return value; });
+}
+"""
+
+
+def test_a_codec_of_ones_own_is_tried(tmp_path: Path) -> None:
+    file = tmp_path / "large.pse"
+    file.write_text(LARGE, encoding="utf-8")
+    mine = tf_hips.load(file)()
+    why = codecs.why_not(robust.median(), mine)
+    assert why is not None
+    assert "68% of a row of normal noise are sent as 0" in why
 
 
 @pytest.mark.parametrize("text", ["krum(f=1)", "cge(f=1)", "multi_krum(f=1, m=1)"])
