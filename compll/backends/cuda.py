@@ -15,19 +15,22 @@ from compll.backends.c_common import Lines
 from compll.backends.cuda_blocks import Blocks
 from compll.backends.cuda_host import Function, Host
 from compll.backends.cuda_kernels import Kernels
-from compll.backends.cuda_reads import shares_tiles
+from compll.backends.cuda_reads import roots_of, shares_tiles
 from compll.backends.cuda_select import Selections
 from compll.backends.cuda_side import Side
 from compll.backends.cuda_sweeps import Sweeps
 from compll.backends.layout import emit_layout, emit_params
 from compll.ir import nodes
 from compll.ir.types import Array
+from compll.ir.walk import walk
 from compll.source import Span
 
 _INCLUDES = ("bits", "device", "philox", "reduce", "tensor")
 # A tile of floats per reduction lies in shared memory, of which a block has 48 KiB.
 _MAX_REDUCTIONS = 8
 _MAX_BESIDE_BLOCKS = 7
+# Keys of each call of random are 80 bytes of what a kernel is given, which is 4 KiB at most.
+_MAX_RANDOM = 32
 # What the struct of a call has of its own and c_names.py does not reserve: vectors lie in it, too.
 _MEMBERS = ("blocks", "broken", "is_just_checked", "new_state", "packets", "philox", "rest")
 
@@ -45,12 +48,22 @@ def refusals(plan: nodes.Plan) -> list[Refusal]:
     found: list[Refusal] = []
     program = plan.program
     for function, steps in ((program.encode, plan.encode), (program.decode, plan.decode)):
+        if function is None:
+            continue
+        exprs = (expr for root in roots_of(steps) for expr in walk(root))
+        draws = len({expr.site for expr in exprs if isinstance(expr, nodes.Random)})
+        if draws > _MAX_RANDOM:
+            message = (
+                f"the CUDA back end must have at most {_MAX_RANDOM} calls of random in a function. "
+                f"Received: {draws}"
+            )
+            found.append(Refusal(message, function.span))
         has_blocks = False
         for step in steps:
             has_blocks |= isinstance(step, nodes.Store) and isinstance(
                 step.value, nodes.BlockReduce
             )
-            if isinstance(step, nodes.Sweep) and function is not None:
+            if isinstance(step, nodes.Sweep):
                 staged, where = len(step.reduces) + len(step.writes), ""
                 most = _MAX_REDUCTIONS
                 if has_blocks:

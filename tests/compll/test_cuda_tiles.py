@@ -144,6 +144,31 @@ def test_what_shared_memory_cannot_hold_is_refused():
     assert cuda_alone.shared_bytes(kernel) <= 48 * 1024
 
 
+def noisy(count: int):
+    noise = " + ".join(["random<float>(0, 1)"] * count)
+    return compll.compile_text(
+        f"""
+        void AaEncode(float* gradient, uint8* p) {{
+            p = concat(map(gradient, [&](float g) -> float {{ return g + {noise}; }}));
+        }}
+        void AaDecode(uint8* p, float* gradient) {{
+            float* v;
+            extract(p, v);
+            gradient = map(v, [&](float x) -> float {{ return x; }});
+        }}
+        """,
+        "noisy",
+    )
+
+
+def test_keys_that_no_kernel_can_be_given_are_refused():
+    [refusal] = cuda.refusals(optimise(noisy(33)))
+    assert refusal.message.endswith("at most 32 calls of random in a function. Received: 33")
+    plan = optimise(noisy(32))
+    assert not cuda.refusals(plan)
+    assert "PhiloxKeys philox[32];" in cuda.emit(plan)
+
+
 def test_a_vector_may_have_the_name_of_a_member():
     text = re.sub(r"\bv\b", "philox", SORTED.replace("count", "is_just_checked"))
     program = compll.compile_text(text, "aa")
