@@ -7,7 +7,8 @@ derives from `Loop`; see `engine`.
 
 from tf_hips.loops.engine import Loop
 from tf_hips.loops.esync import ESync
-from tf_hips.loops.fedavg import HFA, FedAvg
+from tf_hips.loops.fedavg import FedAvg
+from tf_hips.loops.hfa import HFA
 from tf_hips.loops.methods import PostLocal
 from tf_hips.loops.streaming import StreamingDiLoCo
 
