@@ -279,6 +279,42 @@ def test_who_claims_far_more_workers_is_named_below_a_robust_rule(
     assert all("Site d says that it has 1000 workers; the median of" in one for one in told)
 
 
+@pytest.mark.parametrize(
+    ("rule", "compression", "is_told"),
+    [
+        ("multi_krum(f=1)", "error_feedback(terngrad(bitwidth=2))", True),
+        ("multi_krum(f=1) >> fedavg", "warmup(terngrad(bitwidth=3), steps=4)", True),
+        ("multi_krum(f=1)", "error_feedback(terngrad(bitwidth=4))", False),
+        ("multi_krum(f=1)", "error_feedback(onebit)", False),
+        ("mean", "terngrad", False),
+    ],
+)
+def test_a_codec_that_hides_liars_is_a_warning(
+    rule: str, compression: str, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    sites = ("a", "b", "c", "d", "e")
+    session = Session(Terms(sites, None, None, 1 << 30))
+    with concurrent.futures.ThreadPoolExecutor(len(sites)) as pool:
+        joining = [
+            pool.submit(
+                session.join,
+                Caller(child, f"p{child}", PATIENCE_S),
+                1,
+                compressors.parse(compression).text,
+                "same",
+                7,
+                rules.parse(rule).text,
+            )
+            for child in range(len(sites))
+        ]
+        for one in joining:
+            one.result(PATIENCE_S)
+    told = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    session.end("The test is over.")
+    assert len(told) == is_told
+    assert all("may not find liars among packets of terngrad(" in one for one in told)
+
+
 def test_far_larger_is_against_the_lesser_median_of_the_others() -> None:
     assert far_larger([1, 1, 8, 1, 9]) == [(4, 1)]
     assert far_larger([100, 1, 1, 90, 1]) == [(0, 1), (3, 1)]

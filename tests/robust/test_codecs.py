@@ -61,6 +61,15 @@ def test_who_sends_and_what_came_is_said() -> None:
     assert told is not None and "each child may send others" in told
 
 
+@pytest.mark.parametrize("bits", [1, 2, 3, 4, 8])
+def test_what_hides_liars_is_told(bits: int) -> None:
+    why = codecs.why_noisy(robust.krum(f=1), f"warmup(terngrad(bitwidth={bits}), steps=2)")
+    assert (why is None) == (bits >= 4)
+    if why is not None:
+        assert f"packets of terngrad(bitwidth={bits}): steps of a tensor's range over" in why
+    assert codecs.why_noisy(robust.krum(f=1), "error_feedback(onebit)") is None
+
+
 LARGE = """
 void LargeEncode(float* gradient, uint8* compressed) {
     compressed = concat(map(gradient, [&](float g) -> float { return abs(g) < 1 ? 0.0 : g; }));

@@ -18,6 +18,8 @@ from tf_hips.robust.aggregator import Aggregator
 _BEAR_SPARSE = ("geometric_median", "centred_clipping", "mean")
 # Of a row of noise; qsgd makes 75 % zeros with 2 bits, 38 with 3.
 _NUM_TRIED, _MOST_ZEROS = 4096, 0.5
+# Of TernGrad: what 2 and 4 bits do is in docs/robustness.md, "Two levels, and codecs".
+_LEAST_BITS = 4
 
 
 def why_not_sparse(
@@ -54,6 +56,27 @@ def why_not_sparse(
     return (
         f"Rule {name or rule} needs packets of all elements: {why}. Rules that bear it, without "
         f"nnm: geometric_median, centred_clipping, clip >> mean. Received: {compression}"
+    )
+
+
+def why_noisy(rule: Aggregator, compression: str) -> str | None:
+    """Why liars hide in what a codec adds to honest rows, for a warning; None: not that we know.
+
+    Args:
+        rule: any.
+        compression: text of what each row is encoded with.
+
+    Raises:
+        ValueError: there is no such compressor here.
+    """
+    codec = parse(compression).codec
+    bits = dict(codec.params).get("bitwidth", _LEAST_BITS) if codec.name == "terngrad" else None
+    if bits is None or bits >= _LEAST_BITS:
+        return None
+    return (
+        f"Rule {rule} may not find liars among packets of {codec.text}: steps of a tensor's range "
+        f"over {2 ** int(bits) - 1} are many times most gradients, so honest rows are far from "
+        f"each other. Take bitwidth={_LEAST_BITS}, onebit, or no compression"
     )
 
 

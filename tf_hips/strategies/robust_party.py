@@ -9,7 +9,7 @@ place of the mean.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tf_hips import config, robust
+from tf_hips import config, log, robust
 from tf_hips.comm import primitives
 from tf_hips.comm.compressed import Complain, MakeVariable
 from tf_hips.comm.plan import PS
@@ -22,7 +22,7 @@ from tf_hips.ops.compressor import Compressor
 from tf_hips.ops.native import derive_seed
 from tf_hips.ps import rules
 from tf_hips.robust import Aggregator
-from tf_hips.robust.codecs import why_not
+from tf_hips.robust.codecs import why_noisy, why_not
 from tf_hips.strategies.gradients import Gradient, Summing
 from tf_hips.strategies.in_party import InParty
 from tf_hips.strategies.kept_plans import Keeper
@@ -100,8 +100,11 @@ class RobustParty(InParty):
                 f"the way. Received: topology={topology!r}"
             )
         super().__init__(compression or fp32(), None, topology or PS, 0)
-        if self.compression is not None and (why := why_not(rule, self.compression)):
-            raise ValueError(why)
+        if self.compression is not None:
+            if why := why_not(rule, self.compression):
+                raise ValueError(why)
+            if why := why_noisy(rule, self.compression.text):
+                log.warning("%s", why)
         if primitives.size() > 1:  # one rank alone trains as plain Keras does
             check(rule, primitives.size())
         self._rule = rule

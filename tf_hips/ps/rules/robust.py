@@ -22,7 +22,7 @@ from tf_hips.ps.rules.value import UpdateRule, parse
 from tf_hips.ps.terms.assignment import WHOLE, Shard
 from tf_hips.ps.terms.quorum import DROP, Quorum
 from tf_hips.ps.transport.wire import REFUSED_WEIGHT
-from tf_hips.robust import Aggregator
+from tf_hips.robust import Aggregator, codecs
 from tf_hips.robust import votes as votes_of_signs
 from tf_hips.robust.codecs import why_not_sparse
 from tf_hips.robust.rows import lesser_median, totals
@@ -189,6 +189,18 @@ def why_weak(text: str, children: int) -> str | None:
         f"and {f'more than {bears}' if bears else 'any'} of them can spoil it. Groups of "
         f"{rule.votes.r} need more than {rule.votes.r} parties; --group-size makes smaller ones"
     )
+
+
+def why_noisy(text: str, compression: str) -> str | None:
+    """Why a rule may not find liars among what a codec makes of rows; None: not that we know.
+
+    Args:
+        text: of any rule.
+        compression: text of what the children send with.
+    """
+    rule = parse(text)
+    chain = rule.robust if rule.sketched is None else rule.sketched.then
+    return None if chain is None else codecs.why_noisy(chain, compression)
 
 
 def why_not(
