@@ -56,3 +56,58 @@ def test_a_loop_goes_on_meeting_when_a_callback_makes_the_train_function(
     # Afterwards the model has its own ones.
     assert "make_train_function" not in vars(model)
     assert model.train_function != loop._executions._run
+
+
+def _averaging(**options):
+    import keras
+
+    return _compiled(keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9), **options)
+
+
+def test_means_of_use_ema_that_a_callback_looks_at_end_nothing():
+    import keras
+
+    class Looks(keras.callbacks.Callback):
+        def _look(self, *_):
+            kept = self.model.get_weights()
+            self.model.optimizer.finalize_variable_values(self.model.trainable_variables)
+            means.append(self.model.get_weights())
+            self.model.set_weights(kept)
+
+        on_epoch_begin = on_epoch_end = on_train_end = _look
+
+    x, y = training.data(5 * BATCH)
+    found = []
+    for looks in (False, True):
+        keras.utils.set_random_seed(5)
+        means = []
+        loop = _loop(_averaging)
+        ended = []
+        end = loop.end_average
+
+        def recorded(end=end, ended=ended, means=means):
+            ended.append(len(means))
+            end()
+
+        loop.end_average = recorded
+        options = {"batch_size": BATCH, "epochs": 4, "shuffle": False, "verbose": 0}
+        history = loop.fit(x, y, **options, callbacks=[Looks()] if looks else [])
+        assert history.epoch == [0, 1, 2, 3]
+        assert ended == [len(means) - 1 if looks else 0]  # by Keras, and for that one alone
+        found.append((loop.round, [one.tolist() for one in loop.model.get_weights()]))
+    assert found[0] == found[1]
+
+
+def test_training_ends_where_keras_caps_the_epochs():
+    import keras
+
+    loop = _loop(_averaging)
+    rounds = []
+    loop.end_average = lambda: rounds.append(loop.round)
+    x, y = training.data(5 * BATCH)
+    keras.config.set_max_epochs(1)
+    try:
+        loop.fit(x, y, batch_size=BATCH, epochs=4, verbose=0)
+    finally:
+        keras.config.set_max_epochs(None)
+    assert rounds == [3]  # after the meeting of the end

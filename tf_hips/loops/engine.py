@@ -379,6 +379,7 @@ class Loop(keras.callbacks.Callback):
         """Meets until all have ended, so that all end with the same weights."""
         self.end_training()
         self._executions.end()
+        self._loan.is_at_end = False
 
     def end_training(self) -> None:
         """Meets until all have ended."""

@@ -100,6 +100,7 @@ class Loan:
         self._owner = weakref.ref(owner)
         self.level = level
         self.is_open = False
+        self.is_at_end = False  # whether the epochs of a `fit` are over, and not yet its callbacks
         self._apart: str | None = None
         self.correction: Correction | None = None
         self.counter: tf.Variable | None = None
@@ -133,7 +134,7 @@ class Loan:
         try:
             yield
         finally:
-            self.is_open, self._apart = False, None
+            self.is_open, self.is_at_end, self._apart = False, False, None
 
     def whole(self) -> contextlib.AbstractContextManager[None]:
         """While all replicas meet: the strategy reduces and gathers over all of them."""
