@@ -111,3 +111,89 @@ def test_training_ends_where_keras_caps_the_epochs():
     finally:
         keras.config.set_max_epochs(None)
     assert rounds == [3]  # after the meeting of the end
+
+
+def _tempered(make):
+    """A model that also trains what `make` makes, by an optimizer of its own."""
+    import keras
+    import tensorflow as tf
+
+    class Tempered(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.out = keras.layers.Dense(3)
+            self.temperature = make()
+
+        def compile(self, optimizer, of_temperature):
+            super().compile(optimizer)
+            self.of_temperature = of_temperature
+
+        def build(self, shape):
+            self.out.build(shape)
+            self.built = True
+
+        def call(self, x):
+            return self.out(x) * self.temperature
+
+        def train_step(self, data):
+            x, y = data
+            layers = self.out.trainable_variables
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(self(x) - y))
+            of_layers, own = tape.gradient(loss, (layers, self.temperature))
+            self.optimizer.apply_gradients(zip(of_layers, layers, strict=True))
+            self.of_temperature.apply_gradients([(own, self.temperature)])
+            return {"loss": loss}
+
+    model = Tempered()
+    model.build((None, 6))
+    model.compile(keras.optimizers.SGD(0.1), keras.optimizers.SGD(0.1))
+    return model
+
+
+def _tensorflows():
+    import tensorflow as tf
+
+    return tf.Variable(1.0, name="temperature")
+
+
+def _keras():
+    import keras
+
+    return keras.Variable(1.0, name="temperature")
+
+
+@pytest.mark.parametrize("prox_mu", [0.0, 0.1])
+def test_what_a_step_trains_and_the_loop_does_not_exchange_is_refused(prox_mu):
+    x, y = training.data(4 * BATCH)
+    loop = _loop(lambda: _tempered(_tensorflows), prox_mu=prox_mu)
+    told = r"a `tf.Variable` is not\. Received: a gradient of `temperature`, float32\[\]"
+    for _ in range(2):  # it stays so
+        with pytest.raises(ValueError, match=told):
+            loop.fit(x, y, batch_size=BATCH, verbose=0)
+    loop = _loop(lambda: _tempered(_keras), prox_mu=prox_mu)
+    loop.fit(x, y, batch_size=BATCH, verbose=0)
+    assert len(loop.trained) == 3
+    assert float(loop.model.temperature.numpy()) != 1.0
+
+
+def test_a_layer_that_a_callback_unfreezes_is_refused_where_gradients_are_corrected():
+    import keras
+
+    def unfreeze(epoch, logs=None):
+        if epoch == 1:
+            loop.model.layers[0].trainable = True
+            with loop.model.distribute_strategy.scope():
+                loop.model.compile("sgd", "mse")
+            loop.model.make_train_function()
+
+    def build():
+        model = _compiled()
+        model.layers[0].trainable = False
+        return model
+
+    loop = _loop(build, prox_mu=0.1)
+    x, y = training.data(4 * BATCH)
+    watch = keras.callbacks.LambdaCallback(on_epoch_begin=unfreeze)
+    with pytest.raises(ValueError, match=r"first trains.* Received: a gradient of `.*kernel`"):
+        loop.fit(x, y, batch_size=BATCH, epochs=2, verbose=0, callbacks=[watch])

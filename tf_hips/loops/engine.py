@@ -435,6 +435,7 @@ class Loop(keras.callbacks.Callback):
         self.open_sums()
         self._loan.counter = self._counter
         self._loan.correction = self.correction
+        self._loan.check_step = exchange.check_step
 
     def forget_movement(self) -> None:
         """The steps of the open round were another party's: what follows is what this one sends."""

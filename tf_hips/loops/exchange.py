@@ -112,6 +112,28 @@ class Exchange:
                 + (f" and {len(new) - 1} more" if len(new) > 1 else "")
             )
 
+    def check_step(self, variables: Sequence[tf.Variable]) -> None:
+        """Looks whether what a training step has gradients of is exchanged.
+
+        Args:
+            variables: what an optimizer trains in the step.
+
+        Raises:
+            ValueError: a variable is not, so that members would keep their own of it.
+        """
+        exchanged = self.trained if self._loan.corrects() else [*self.trained, *self._statistics]
+        known = {id(one) for one in exchanged}
+        new = [one for one in variables if id(one) not in known]
+        if new:
+            raise ValueError(
+                "What a loop trains must be among the model's trainable variables when it first "
+                "trains, which are exchanged: a `keras.Variable` among the model's attributes is "
+                "one of them, and a `tf.Variable` is not. "
+                f"Received: a gradient of `{new[0].name.removesuffix(':0')}`, "
+                f"{new[0].dtype.name}{new[0].shape.as_list()}"
+                + (f", and of {len(new) - 1} more" if len(new) > 1 else "")
+            )
+
     def make(self, make: MakeVariable) -> None:
         """Makes what is kept from round to round."""
         self.reference = _copies(self.trained, make, "reference")
