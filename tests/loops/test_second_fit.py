@@ -164,6 +164,9 @@ def test_early_stopping_of_one_worker_is_that_of_all(tmp_path):
 
 @ranks(2)
 def test_weights_that_are_loaded_between_two_fits_are_no_movement():
+    import keras
+
+    from tf_hips.errors import ProtocolError
     from tf_hips.loops import FedAvg
     from tf_hips.strategies import CompressedRing
 
@@ -184,6 +187,18 @@ def test_weights_that_are_loaded_between_two_fits_are_no_movement():
     model.optimizer.learning_rate = 0.1
     loop.fit(x, y, batch_size=BATCH, verbose=0)
     assert is_equal(model)
+
+    # What layers learn by `adapt` is no weight: it must be the same.
+    strategy = CompressedRing()
+    normalization = keras.layers.Normalization()
+    model = _model(strategy, more=[normalization])
+    loop = FedAvg(model, strategy, local_steps=4)
+    for _ in range(2):
+        normalization.adapt(np.eye(8))
+        loop.fit(x, y, batch_size=BATCH, verbose=0)
+    normalization.adapt(rank + np.eye(8))
+    with pytest.raises(ProtocolError, match=f"`{normalization.name}` of worker 1 has learned"):
+        loop.fit(x, y, batch_size=BATCH, verbose=0)
 
 
 # Whether the last meeting is that of the end, or one with steps of its own before it.
