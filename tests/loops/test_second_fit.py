@@ -75,6 +75,23 @@ def test_layers_that_are_not_frozen_any_more_are_refused():
         loop.fit(x, y, batch_size=BATCH, verbose=0)
 
 
+def test_weights_that_came_after_the_first_fit_are_refused():
+    from tf_hips.loops import FedAvg
+    from tf_hips.strategies import CompressedRing
+
+    strategy = CompressedRing()
+    model = _model(strategy)
+    loop = FedAvg(model, strategy, local_steps=2)
+    x, y = training.data(4 * BATCH)
+    loop.fit(x, y, batch_size=BATCH, verbose=0)
+    with strategy.scope():
+        model.layers[0].enable_lora(2)
+        model.compile("sgd", "mse")
+    told = r"came after the loop's first `fit`.*`enable_lora`.* Received: `.*lora.*` and 1 more"
+    with pytest.raises(ValueError, match=told):
+        loop.fit(x, y, batch_size=BATCH, verbose=0)
+
+
 def test_another_optimizer_has_first_slots_of_its_own():
     import keras
 
