@@ -75,6 +75,23 @@ def test_layers_that_are_not_frozen_any_more_are_refused():
         loop.fit(x, y, batch_size=BATCH, verbose=0)
 
 
+def test_weights_that_came_after_the_first_fit_are_refused():
+    from tf_hips.loops import FedAvg
+    from tf_hips.strategies import CompressedRing
+
+    strategy = CompressedRing()
+    model = _model(strategy)
+    loop = FedAvg(model, strategy, local_steps=2)
+    x, y = training.data(4 * BATCH)
+    loop.fit(x, y, batch_size=BATCH, verbose=0)
+    with strategy.scope():
+        model.layers[0].enable_lora(2)
+        model.compile("sgd", "mse")
+    told = r"came after the loop's first `fit`.*`enable_lora`.* Received: `.*lora.*` and 1 more"
+    with pytest.raises(ValueError, match=told):
+        loop.fit(x, y, batch_size=BATCH, verbose=0)
+
+
 def test_another_optimizer_has_first_slots_of_its_own():
     import keras
 
@@ -164,6 +181,9 @@ def test_early_stopping_of_one_worker_is_that_of_all(tmp_path):
 
 @ranks(2)
 def test_weights_that_are_loaded_between_two_fits_are_no_movement():
+    import keras
+
+    from tf_hips.errors import ProtocolError
     from tf_hips.loops import FedAvg
     from tf_hips.strategies import CompressedRing
 
@@ -184,6 +204,18 @@ def test_weights_that_are_loaded_between_two_fits_are_no_movement():
     model.optimizer.learning_rate = 0.1
     loop.fit(x, y, batch_size=BATCH, verbose=0)
     assert is_equal(model)
+
+    # What layers learn by `adapt` is no weight: it must be the same.
+    strategy = CompressedRing()
+    normalization = keras.layers.Normalization()
+    model = _model(strategy, more=[normalization])
+    loop = FedAvg(model, strategy, local_steps=4)
+    for _ in range(2):
+        normalization.adapt(np.eye(8))
+        loop.fit(x, y, batch_size=BATCH, verbose=0)
+    normalization.adapt(rank + np.eye(8))
+    with pytest.raises(ProtocolError, match=f"`{normalization.name}` of worker 1 has learned"):
+        loop.fit(x, y, batch_size=BATCH, verbose=0)
 
 
 # Whether the last meeting is that of the end, or one with steps of its own before it.

@@ -10,11 +10,15 @@ Weights that were loaded, or that EarlyStopping has restored. Digests say who ha
     than may lie
 
 One liar could else undo what all others have set, or have all send weights of the model's size.
+
+What layers learn by `adapt` is no weight, and nothing makes it equal: there a difference is an
+error (`check_adapted`).
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tf_hips import log
@@ -23,11 +27,13 @@ from tf_hips.loops.bearing import Bearing
 from tf_hips.loops.hearing import is_pair
 from tf_hips.loops.meeting import shown
 from tf_hips.strategies import agreeing
+from tf_hips.strategies.adapted import adapted, check_equal, is_adapted
 from tf_hips.strategies.agreeing import Doubted
 from tf_hips.strategies.logs import digests
 from tf_hips.strategies.party import PartyStrategy
 
 _WHAT, _ENDED = "the weights between two `fit`s", "whether a `fit` has ended"
+_LEARNED = "what layers have learned between two `fit`s"
 End = tuple[bool, list[Any]]
 """Whether nothing was done since the end of a `fit`, and digests of weights."""
 
@@ -129,6 +135,25 @@ class Between:
             return
         for variable, total in zip(self._variables, totals, strict=True):
             variable.assign(total, read_value=False)
+
+
+def check_adapted(strategy: PartyStrategy, model: keras.Model) -> None:
+    """Looks whether layers have learned the same; called by all, at the same moment.
+
+    Args:
+        strategy: inside `whole()` of its loan.
+        model: which may have been given to `adapt` since a `fit`.
+
+    Raises:
+        ProtocolError: a worker's have learned something else.
+    """
+    mine = adapted(model)
+    if not mine:
+        return
+    parties = agreeing.doubted(strategy)
+    told_by_all = strategy.gather_objects(mine, _LEARNED)
+    told_by_all = agreeing.sound(parties, told_by_all, is_adapted, _LEARNED)
+    check_equal(agreeing.compared(parties, told_by_all, mine, lambda one: one, _LEARNED))
 
 
 def read_ends(

@@ -51,6 +51,7 @@ from tf_hips.callbacks import resuming
 from tf_hips.comm.compressed import MakeVariable
 from tf_hips.loops import bearing, checked, voted
 from tf_hips.loops.bearing import Bearing, bearing_of
+from tf_hips.loops.between import check_adapted
 from tf_hips.loops.exchange import Exchange
 from tf_hips.loops.executions import Executions
 from tf_hips.loops.hearing import check_samples, read_all
@@ -379,6 +380,7 @@ class Loop(keras.callbacks.Callback):
         """Meets until all have ended, so that all end with the same weights."""
         self.end_training()
         self._executions.end()
+        self._loan.is_at_end = False
 
     def end_training(self) -> None:
         """Meets until all have ended."""
@@ -412,6 +414,8 @@ class Loop(keras.callbacks.Callback):
         self._slots.count()
         self._steps = int(self._counter.numpy()[1])
         if not is_first:
+            with self._loan.whole():
+                check_adapted(strategy, model)
             self.agree()
         self._planned = self.plan(self.round)
         if self._planned is not None:
@@ -434,6 +438,7 @@ class Loop(keras.callbacks.Callback):
         self.open_sums()
         self._loan.counter = self._counter
         self._loan.correction = self.correction
+        self._loan.check_step = exchange.check_step
 
     def forget_movement(self) -> None:
         """The steps of the open round were another party's: what follows is what this one sends."""

@@ -72,6 +72,7 @@ class Exchange:
         self._in_party: LoopSum | None = None
         self._over_parties: LoopSum | None = None
         self.trained: list[tf.Variable] = []
+        self._found: frozenset[int] = frozenset()  # ids of all that the model had then
         self.reference: list[tf.Variable] = []
         self._milestone: list[tf.Variable] = []
         self._statistics: list[tf.Variable] = []
@@ -90,6 +91,7 @@ class Exchange:
         """
         self.trained = [_raw(one) for one in model.trainable_variables]
         self._statistics = floating_statistics(model) if self._averages_statistics else []
+        self._found = frozenset(id(_raw(one)) for one in model.variables)
         if not self.trained or not self._strategy.beginning.is_equal(self.trained):
             raise ValueError(
                 f"The model `{model.name}` must be built before `fit`, and have something to "
@@ -101,15 +103,43 @@ class Exchange:
         """Looks whether nothing is trained by now that is not exchanged.
 
         Raises:
-            ValueError: layers were frozen when the loop began to train, and are not any more.
+            ValueError: layers were frozen when the loop began to train, and are not any more; or
+                have got more weights since.
         """
         known = {id(one) for one in self.trained}
-        new = [one.path for one in model.trainable_variables if id(_raw(one)) not in known]
+        more = [one for one in model.trainable_variables if id(_raw(one)) not in known]
+        came_later = [one for one in more if id(_raw(one)) not in self._found]
+        why = "a model whose layers are not frozen any more"
+        if came_later:
+            more = came_later
+            why = "weights that came after the loop's first `fit`, or call `enable_lora` before it"
+        if more:
+            raise ValueError(
+                "What a loop trains must be trainable when it first trains: make another strategy "
+                f"and loop for {why}. Received: `{more[0].path}`"
+                + (f" and {len(more) - 1} more" if len(more) > 1 else "")
+            )
+
+    def check_step(self, variables: Sequence[tf.Variable]) -> None:
+        """Looks whether what a training step has gradients of is exchanged.
+
+        Args:
+            variables: what an optimizer trains in the step.
+
+        Raises:
+            ValueError: a variable is not, so that members would keep their own of it.
+        """
+        exchanged = self.trained if self._loan.corrects() else [*self.trained, *self._statistics]
+        known = {id(one) for one in exchanged}
+        new = [one for one in variables if id(one) not in known]
         if new:
             raise ValueError(
-                f"What a loop trains must be trainable when it first trains: make another strategy "
-                f"and loop for a model whose layers are not frozen any more. Received: `{new[0]}`"
-                + (f" and {len(new) - 1} more" if len(new) > 1 else "")
+                "What a loop trains must be among the model's trainable variables when it first "
+                "trains, which are exchanged: a `keras.Variable` among the model's attributes is "
+                "one of them, and a `tf.Variable` is not. "
+                f"Received: a gradient of `{new[0].name.removesuffix(':0')}`, "
+                f"{new[0].dtype.name}{new[0].shape.as_list()}"
+                + (f", and of {len(new) - 1} more" if len(new) > 1 else "")
             )
 
     def make(self, make: MakeVariable) -> None:

@@ -6,6 +6,9 @@ that runs it and then says so, before any callback of the batch: what follows se
 workers have met. No callback of batches is needed, for which Keras would fetch the logs of every
 step.
 
+A callback may make another train function while `fit` runs, as when it freezes layers: that one is
+called from here, too.
+
 An execution that would pass the end of a local phase is cut into two; the shorter one is traced
 once for each of its lengths. Keras numbers steps as before.
 """
@@ -55,17 +58,16 @@ class Executions:
 
     def begin(self) -> None:
         """Stands between the `fit` that has begun and its train function."""
-        function = self._model.train_function
-        if function != self._run:  # else what a `fit` that failed has left
-            self._inner = function
-            self._shorter = {}
-        self._model.train_function = self._run
+        self._stand_between()
+        self._model.make_train_function = self._make
         self._window = int(self._model.steps_per_execution)
 
     def end(self) -> None:
         """Gives the model its train function back."""
         if self._model.train_function == self._run:
             self._model.train_function = self._inner
+        if vars(self._model).get("make_train_function") == self._make:
+            del self._model.make_train_function
 
     def begin_epoch(self, epoch: int) -> None:
         """Cuts the executions of an epoch that is about to begin."""
@@ -86,6 +88,19 @@ class Executions:
                     first = end + 1
 
         setattr(steps, _ENUMERATE, cut)
+
+    def _stand_between(self) -> None:
+        function = self._model.train_function
+        if function != self._run:  # else what a `fit` that failed has left
+            self._inner = function
+            self._shorter = {}
+        self._model.train_function = self._run
+
+    def _make(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's own `make_train_function`, whose function is called from here."""
+        made = type(self._model).make_train_function(self._model, *args, **kwargs)
+        self._stand_between()
+        return made
 
     def _run(self, iterator: Any) -> Any:
         model = self._model

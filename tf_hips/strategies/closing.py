@@ -28,7 +28,8 @@ class Closing(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         self._strategy = strategy
-        self._epochs = (arguments.get("initial_epoch", 0), arguments.get("epochs", 1))
+        last, most = arguments.get("epochs", 1), keras.config.max_epochs()
+        self._epochs = (arguments.get("initial_epoch", 0), min(last, most or last))
         self._steps_per_epoch = arguments.get("steps_per_epoch")
         self._steps_per_execution = int(steps_per_execution)
         self._feed: Feed | None = None
@@ -46,6 +47,7 @@ class Closing(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Compares how long this `fit` is going to be."""
+        self._tell_loan((self.model._initial_epoch or self._epochs[0]) < self._epochs[1])
         if self._strategy._is_alone():
             return
         steps = (self.params or {}).get("steps")
@@ -104,6 +106,7 @@ class Closing(keras.callbacks.Callback):
             ProtocolError: something was done on one worker that all had to do.
         """
         if self._strategy._is_alone():
+            self._tell_loan(self._goes_on(epoch))
             return
         mine = [bool(self.model.stop_training), digests(replicated(self.model))]
         what, parties = "whether to stop after an epoch", agreeing.doubted(self._strategy)
@@ -121,6 +124,15 @@ class Closing(keras.callbacks.Callback):
                 f"{different}; a callback that sets weights or the learning rate belongs on all "
                 "workers, with the same decisions."
             )
+        self._tell_loan(self._goes_on(epoch))
+
+    def _goes_on(self, epoch: int) -> bool:
+        """Whether Keras begins another epoch after `epoch`."""
+        return epoch + 1 < self._epochs[1] and not self.model.stop_training
+
+    def _tell_loan(self, goes_on: bool) -> None:
+        if self._strategy.loan is not None:
+            self._strategy.loan.is_at_end = not goes_on
 
     def _begun_with(self) -> list[Any]:
         """What all must have alike before a `fit`."""

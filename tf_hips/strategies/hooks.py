@@ -346,10 +346,11 @@ def _overwriting(keras_method: Callable[..., Any], optimizer: Any, grads: Any, v
 
 
 def _finalising(keras_method: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    # Keras calls it at the end of `fit`, before its callbacks. What it sets is no movement.
+    # Keras calls it at the end of `fit`, before its callbacks. What it sets is no movement. A
+    # callback may call it, too, as to save the means: that ends nothing.
     strategy = ours(optimizer._distribution_strategy)
     loan = None if strategy is None else strategy.loan
-    if loan is None or not loan.is_open or not getattr(optimizer, "use_ema", False):
+    if loan is None or not loan.is_at_end or not getattr(optimizer, "use_ema", False):
         return keras_method(optimizer, *args, **kwargs)
     loan.owner.end_training()
     result = keras_method(optimizer, *args, **kwargs)

@@ -31,6 +31,8 @@ LEVELS = (PARTY, WORKER)
 
 # Gradients of a step, summed, and their variables in; what the optimizer gets out.
 Correction = Callable[[Sequence[tf.Tensor], Sequence[tf.Variable]], list[tf.Tensor]]
+# Raises if the loop does not exchange what a step trains.
+CheckStep = Callable[[Sequence[tf.Variable]], None]
 
 # What an encoder keeps of its own input, and not of what it merges for others.
 _OF_THE_SENDER = ("residual", "state", "uplink_")
@@ -100,8 +102,10 @@ class Loan:
         self._owner = weakref.ref(owner)
         self.level = level
         self.is_open = False
+        self.is_at_end = False  # whether the epochs of a `fit` are over, and not yet its callbacks
         self._apart: str | None = None
         self.correction: Correction | None = None
+        self.check_step: CheckStep | None = None
         self.counter: tf.Variable | None = None
         self.weight: float | None = None
         self.is_busy = False  # whether a thread has the uplink
@@ -133,7 +137,7 @@ class Loan:
         try:
             yield
         finally:
-            self.is_open, self._apart = False, None
+            self.is_open, self.is_at_end, self._apart = False, False, None
 
     def whole(self) -> contextlib.AbstractContextManager[None]:
         """While all replicas meet: the strategy reduces and gathers over all of them."""
@@ -165,6 +169,11 @@ class Loan:
         else:
             number = tf.constant(1, tf.int64) if rows is None else tf.shape(rows, tf.int64)[0]
         self.counter.assign_add(tf.stack([number, tf.constant(1, tf.int64)]), read_value=False)
+
+    def check(self, variables: Sequence[tf.Variable]) -> None:
+        """Raises a ValueError if a local step trains what the loop does not exchange."""
+        if self._apart is not None and self.check_step is not None:
+            self.check_step(variables)
 
     def corrects(self) -> bool:
         """Whether the gradients of a local step are corrected."""

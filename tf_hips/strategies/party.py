@@ -403,6 +403,8 @@ class PartyStrategy(WithoutServer, Strategy, Party):
                     "Received: a graph around it"
                 )
             if key not in self._sums:
+                if self.loan is not None:
+                    self.loan.check(variables)
                 self._check_optimizer(optimizer)
                 self._check_new_sum()
             if self._model is not None:
