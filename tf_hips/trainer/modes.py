@@ -46,9 +46,10 @@ def _on_one_device(settings: Any) -> None:
     Raises:
         ConfigError: something is.
     """
-    for name, default in (("compression", None), ("split", "iid")):
-        value = getattr(settings, name)
-        if value != default:
+    split = None if settings.split == "iid" else settings.split
+    of_several = {"compression": settings.compression, **settings.links.given, "split": split}
+    for name, value in of_several.items():
+        if value is not None:
             raise ConfigError(
                 f"The mode local trains on one device, without `{name}`. Received: {name}={value}"
             )
@@ -60,11 +61,11 @@ def _on_one_process(settings: Any) -> None:
     Raises:
         ConfigError: something is.
     """
-    if settings.compression is not None:
-        raise ConfigError(
-            "The mode simulated sends nothing that could be encoded. Received: compression="
-            f"{settings.compression}"
-        )
+    for name, value in {"compression": settings.compression, **settings.links.given}.items():
+        if value is not None:
+            raise ConfigError(
+                f"The mode simulated sends nothing that could be encoded. Received: {name}={value}"
+            )
 
 
 def _of_fedavg(settings: Any) -> None:
