@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 
 from tf_hips import config, robust
 from tf_hips.errors import ConfigError
@@ -237,8 +238,7 @@ def local_optimizer(settings: Training) -> keras.optimizers.Optimizer:
     Raises:
         ConfigError: it does not take one of its arguments.
     """
-    rate = settings.learning_rate or DEFAULT_RATE
-    options = {"learning_rate": rate, **settings.optimizer_options}
+    options = {**settings.optimizer_options, "learning_rate": _local_rate(settings)}
     try:
         if settings.optimizer == "adam":
             return keras.optimizers.Adam(**options)
@@ -250,3 +250,17 @@ def local_optimizer(settings: Training) -> keras.optimizers.Optimizer:
             f"`optimizer` options must be those of Keras' {settings.optimizer}. Received: "
             f"{dict(settings.optimizer_options)} ({error})"
         ) from error
+
+
+def rate_of(settings: Training, way: Way) -> float:
+    """The learning rate of a worker's steps: of the server's rule, where that makes them."""
+    rule = way.strategy.rule
+    if way.rounds is None and rule is not None and rule.gives_steps:
+        rate = np.float32(rule.get("learning_rate", 1.0))  # fedasync has none
+        return float(str(rate))  # 0.3 and not 0.30000001192092896
+    return _local_rate(settings)
+
+
+def _local_rate(settings: Training) -> float:
+    own = settings.optimizer_options.get("learning_rate")
+    return own if own is not None else settings.learning_rate or DEFAULT_RATE
