@@ -48,3 +48,12 @@ def test_accuracies_without_a_time_are_no_points(tmp_path, caplog):
     del told["total_time"]
     file.write_text(json.dumps(told))
     assert runs.read(tmp_path / "tree")[0].points == ()
+
+
+def test_what_hips_calls_training_is_time_of_training(tmp_path):
+    for device, tested in (("gpu0", 1), ("gpu1", 0)):
+        folder = tmp_path / "hips/logs" / device
+        write_rounds(folder, 5, tested, computing="local training", seconds=100.0)
+    [run] = runs.read(tmp_path / "hips/logs")
+    assert [(one.seconds, one.with_tests) for one in run.workers] == [(50.0, False)] * 2
+    assert run.communication_share == 0.2  # of the other 90 s of each round, tests, nothing

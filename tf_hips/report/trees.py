@@ -28,6 +28,8 @@ from tf_hips.errors import ConfigError
 COMPUTING = "forward and backward"
 AGGREGATION = "global aggregate"
 EVALUATION = "evaluation"
+# What is training, by the names of ESync and of HiPS.
+_COMPUTINGS = (COMPUTING, "local training")
 # What is waiting for others, by the names of ESync (its two trainers) and HiPS (its two).
 _AGGREGATIONS = (
     *("global update", AGGREGATION),
@@ -198,7 +200,8 @@ def _lists(worker: Path) -> Lists:
             lists["num_samples_list"].append(int(told["num_samples"]))
             lists["self_iters_list"].append(len(parts))
             lists["aggregate_time_list"].append(float(waited))
-            if computed := [float(part[COMPUTING]) for part in parts.values() if COMPUTING in part]:
+            names = [(part, name) for part in parts.values() for name in _COMPUTINGS]
+            if computed := [float(part[name]) for part, name in names if name in part]:
                 computing.append(sum(computed))
             if "total_time" in told:
                 lists["elapsed_time_list"].append(round(float(told["total_time"]), 3))
