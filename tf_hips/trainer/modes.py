@@ -88,6 +88,10 @@ AGGREGATIONS = (
     *("sign-sgd", "signSGD", "maj_vote"),
 )
 _OUTER = ("server_optimizer", "global_lr")
+_HIPS_ASYNC = (
+    'HiPS\' own -m async is `tf-hips run --rule "asgd(learning_rate=1)" -- tf-hips train -m fedavg '
+    "-le {} --rule compat`. "
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,7 +194,10 @@ def check_options(mode: str, told: local.Local) -> None:
     for name, value in told.given.items():
         if name not in MODES[mode].options:
             users = [other for other, one in MODES.items() if name in one.options]
+            # What HiPS calls async makes local epochs, unlike ours.
+            is_of_hips = name == "local_epochs" and mode in ("async", "dcasgd")
             raise ConfigError(
                 f"`{name}` is for the mode{'s' if len(users) > 1 else ''} {', '.join(users)}. "
-                f"Received: {name}={value} with the mode {mode}"
+                + (_HIPS_ASYNC.format(value) if is_of_hips else "")
+                + f"Received: {name}={value} with the mode {mode}"
             )
