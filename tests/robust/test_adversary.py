@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 
-from tf_hips.robust import Adversary, attacks
+from tf_hips.robust import Adversary, attacks, detox
 from tf_hips.robust.adversary import ALIASES, HISTORY, LABEL_FLIP, NEEDS_OTHERS, parse
 
 N, D = 7, 33
@@ -71,6 +71,47 @@ def test_texts_that_are_none(text: str, message: str) -> None:
         parse(text)
     assert message in str(caught.value)
     assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize("q", [2, 9])
+def test_the_worst_liars_own_half_as_many_groups_as_they_are(q: int) -> None:
+    def owned(adversary: Adversary, step: int, seed: int | None) -> int:
+        groups = detox.groups(45, 3, seed or 0, step, fixed=seed is None)
+        liars = set(adversary.liars(45, step))
+        assert len(liars) == q
+        return sum(len(liars & set(one)) > 1 for one in groups)
+
+    of_neighbours = Adversary(attacks.constant(), q, placement="worst", r=3)
+    assert owned(of_neighbours, 0, None) == q // 2
+    assert of_neighbours.liars(45, 7) == of_neighbours.liars(45)
+    of_drawn = Adversary(attacks.constant(), q, placement="worst", r=3, group_seed=5)
+    assert [owned(of_drawn, step, 5) for step in range(5)] == [q // 2] * 5
+    assert of_drawn.liars(45, 1) != of_drawn.liars(45, 2)
+    alone = [of_drawn.alone(number, 45) for number in range(45)]
+    assert all(one.may_lie for one in alone)
+    for step in (1, 2):
+        lying = tuple(number for number, one in enumerate(alone) if one.lies(step))
+        assert lying == of_drawn.liars(45, step)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Adversary(attacks.alie(), 1, placement="best"), r"worst\. Received: .*best"),
+        (lambda: Adversary(attacks.alie(), 1, r=3), r"are of the worst placement\. Received: r=3"),
+        (
+            lambda: Adversary(attacks.alie(), 1, is_redrawn=True, placement="worst"),
+            r"leave out `is_redrawn`",
+        ),
+        (
+            lambda: Adversary(None, 1, placement="worst", r=3, group_seed=1),
+            r"must stay the same\. Received: group_seed=1",
+        ),
+    ],
+)
+def test_a_placement_goes_with_what_means_something_in_it(make, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
 
 
 def test_liars_stay_or_are_drawn_anew() -> None:
@@ -188,6 +229,7 @@ def test_what_does_not_fit_the_workers() -> None:
         (lambda: Adversary(attacks.alie(), 1.5), r"`q` must be an integer. Received: q=1.5"),
         (lambda: Adversary(attacks.alie(), True), r"`q` must be an integer. Received: q=True"),
         (lambda: Adversary(attacks.alie(), 1, None), r"`seed` must be an integer"),
+        (lambda: Adversary(attacks.alie(), 1, r=1.5), r"`r` must be an integer"),
         (lambda: parse(attacks.alie()), r"must be told as a string"),
     ],
 )

@@ -22,7 +22,7 @@ def settings(monkeypatch):
         raise Became
 
     monkeypatch.setattr(train, "become", become)
-    monkeypatch.setattr(preflight, "_check_launcher", lambda mode: None)  # there is one
+    monkeypatch.setattr(preflight, "_check_launcher", lambda told: None)  # there is one
 
     def run(*words):
         options = parser.parse_args(["train", *WHAT, *words])

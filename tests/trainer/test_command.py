@@ -36,7 +36,7 @@ def command(monkeypatch):
         raise Became
 
     monkeypatch.setattr(train, "become", become)
-    monkeypatch.setattr(preflight, "_check_launcher", lambda mode: None)  # there is one
+    monkeypatch.setattr(preflight, "_check_launcher", lambda told: None)  # there is one
     for name in ("HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

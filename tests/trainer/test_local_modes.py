@@ -78,7 +78,12 @@ def test_what_is_not_given_is_left_to_the_loop(settings):
 REFUSED = [
     (["--local-steps", "3"], "`local_steps` is for the modes fedavg, hfa, diloco, streaming. "
      "Received: local_steps=3 with the mode sync"),
-    (["-m", "async", "-le", "3"], "`local_epochs` is for the mode fedavg."),
+    (["-m", "async", "-le", "3"], "`local_epochs` is for the mode fedavg. HiPS' own -m async is "
+     '`tf-hips run --rule "asgd(learning_rate=1)" -- tf-hips train -m fedavg -le 3 --rule compat`. '
+     "Received: local_epochs=3 with the mode async"),
+    (["-m", "dcasgd", "-le", "3"], "-m fedavg -le 3 --rule compat`. Received: local_epochs=3 with "
+     "the mode dcasgd"),
+    (["-m", "async", "--local-steps", "3"], "diloco, streaming. Received: local_steps=3 with"),
     (["-m", "esync", "--local-steps", "3"], "local_steps=3 with the mode esync"),
     (["-m", "fedavg", "--pace", "margin=0.1"], "`pace` is for the mode esync"),
     (["-m", "local", "-ll", "0.1"], "--local-lr is for the modes fedavg, esync"),

@@ -57,6 +57,30 @@ def test_there_and_back_again(alone, tmp_path):
     assert "\n" not in str(caught.value)
 
 
+def test_the_rate_that_is_written_is_the_one_that_was_used(alone, tmp_path):
+    alone(max_steps=1, optimizer_options={"learning_rate": 0.2}, tree_dir=str(tmp_path))
+    assert trees.read_meta(tmp_path / "local/net.meta")["learning_rate"] == 0.2
+
+
+@pytest.mark.parametrize(
+    ("rule", "rounds", "expected"),
+    [
+        (None, None, 0.01),
+        ("mean", None, 0.01),
+        ("krum(f=1) >> fedadam(learning_rate=0.3)", None, 0.3),
+        ("dc_asgd(learning_rate=0.4)", None, 0.4),
+        ("fedavgm(learning_rate=0.5)", 1, 0.01),  # of the outer step
+    ],
+)
+def test_a_rule_that_makes_the_steps_has_their_rate(rule, rounds, expected):
+    from tf_hips.ps import rules
+    from tf_hips.trainer.ways import rate_of
+
+    strategy = types.SimpleNamespace(rule=None if rule is None else rules.parse(rule))
+    way = types.SimpleNamespace(strategy=strategy, rounds=rounds)
+    assert rate_of(Training("lenet", "digits"), way) == expected
+
+
 @pytest.mark.parametrize("goes_on", [True, False])
 def test_files_of_another_run_do_not_stay_in_a_tree(tmp_path, goes_on):
     from tf_hips.comm import primitives

@@ -12,6 +12,7 @@ from tf_hips import robust
 from tf_hips.cli import arguments, train, votes
 from tf_hips.errors import ConfigError
 from tf_hips.ps import rules
+from tf_hips.robust import detox
 from tf_hips.trainer.modes import AGGREGATIONS
 from tf_hips.trainer.robustness import Robust, check, server_rule
 
@@ -116,6 +117,36 @@ def test_local_rules_and_rules_of_a_server_share_an_option(settings):
     assert told.local.rule is None
     assert told.robust.rule.startswith("fedbuff(k=4")
     assert settings("--rule", "nnm(f=1) >> krum(f=1)", "--simulated-workers", "9").robust.rule
+
+
+DETOX = ["--simulated-workers", "45", "--approach", "detox", "-m", "coord-median", "--group-size",
+         "3", "--err-mode", "rev_grad"]  # fmt: skip
+
+
+@pytest.mark.parametrize("is_fixed", [False, True])
+def test_the_worst_placement_is_of_the_groups_of_the_run(is_fixed, settings):
+    words = [*DETOX, "--q", "9", "--placement", "worst", *(["--fixed-groups"] if is_fixed else [])]
+    told = settings(*words).robust
+    adversary = told.adversary(11)
+    for step in range(3):
+        liars = set(adversary.liars(45, step))
+        groups = detox.groups(45, told.detox().r, 11, step, fixed=is_fixed)  # as `Crowd` has them
+        assert sum(len(liars & set(one)) > 1 for one in groups) == 4
+    assert settings(*DETOX, "--q", "9").robust.adversary(11).placement == "random"
+    assert settings(*DETOX, "--q", "0", "--placement", "worst").robust.adversary(11) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--q", "2", "--placement", "worst"], "groups that vote, of `simulated_workers`"),
+        ([*DETOX[:2], "--q", "2", "--placement", "worst"], "Received: placement=worst without"),
+        ([*DETOX[:-2], "--placement", "worst"], "`placement` is about liars: give `err_mode`"),
+        ([*DETOX, "--q", "9", "--placement", "worst", "--redraw"], "`redraw` exclude each other"),
+    ],
+)
+def test_a_placement_needs_groups_and_liars(words, message, refused):
+    refused(words, message)
 
 
 def test_groups_that_vote_are_a_rule_of_a_server():

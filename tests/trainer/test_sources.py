@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from tf_hips.data import sets
+from tf_hips.errors import ConfigError
 from tf_hips.trainer import sources
 from tf_hips.trainer.settings import Training
 
@@ -54,3 +55,15 @@ def test_groups_that_stay_divide_all_rows_among_them(split):
 def test_workers_are_counted_and_not_their_groups():
     assert sources.num_workers(Strategy(4)) == PARTIES
     assert Strategy(4).sample_group() == (1, 2)
+
+
+@pytest.mark.parametrize("split", ["class", "quantity(1)"])
+def test_one_party_has_no_split_over_parties(split):
+    class Alone(Strategy):
+        welcome = None
+
+    data = sets.load("digits")
+    settings = Training("lenet", "digits", batch_size=32, split=split, split_over="party")
+    with pytest.raises(ConfigError, match=r"several parties: .* over one party; take --split-over"):
+        sources.make(settings, data, Alone(0), 5)
+    assert sources.make(settings, data, Strategy(0), 5).num_rows  # of two groups of parties

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tf_hips import config
 from tf_hips.cli import arguments
-from tf_hips.errors import TfHipsError
+from tf_hips.errors import ConfigError, TfHipsError
 
 if TYPE_CHECKING:
     from tf_hips.trainer.settings import Training
@@ -37,7 +37,7 @@ def check(settings: "Training") -> None:
         _check_folder(f"--{name.replace('_', '-')}", getattr(settings, name))
     _check_tolerance(settings)
     if config.role() == "worker":
-        _check_launcher(settings.mode)
+        _check_launcher(settings)
 
 
 def check_network(name: str) -> None:
@@ -111,11 +111,11 @@ def _check_tolerance(settings: "Training") -> None:
         ) from error
 
 
-def _check_launcher(mode: str) -> None:
-    """Raises UsageError where a mode needs others, and this process is by itself."""
+def _check_launcher(settings: "Training") -> None:
+    """Raises UsageError where a mode or an option needs others, and this process is by itself."""
     from tf_hips.trainer.modes import MODES
 
-    is_served = config.current().uplink is not None
+    mode, is_served = settings.mode, config.current().uplink is not None
     if MODES[mode].needs == "server" and not is_served:
         raise arguments.UsageError(
             f"--mode {mode} needs a server: `tf-hips run`, `tf-hips party --server`. Received: none"
@@ -127,6 +127,10 @@ def _check_launcher(mode: str) -> None:
             f"--mode {mode} is for several workers: `tf-hips run`, `tf-hips party --server`; one "
             "by itself trains with --mode local. Received: one worker"
         )
+    try:
+        settings.links.check_way(has_server=is_served)
+    except ConfigError as error:
+        raise arguments.UsageError(str(error)) from error
 
 
 def _of_option(option: str, name: str, error: ValueError) -> str:

@@ -90,6 +90,13 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="simulate",
         help=f"a little is enough, as DETOX has it, in the place of its --err-mode: '{_LIS}'",
     )
+    group.add_argument(
+        "--placement",
+        choices=("random", "worst"),
+        default="random",
+        help="of --simulated-workers in groups that vote: worst: liars sit where they own as many "
+        "groups as they can, and know those that are drawn (default random)",
+    )
     for name, text in (
         ("--redraw", "others lie in each step, as in DETOX"),
         ("--label-flip", "the same as --err-mode label_flip"),
@@ -128,6 +135,7 @@ def robust_of(options: argparse.Namespace) -> "Robust":
         err_mode=_attack_of(options),
         worker_fail=options.worker_fail,
         redraw=bool(options.redraw) and options.worker_fail != 0,
+        placement="random" if options.worker_fail == 0 else options.placement,
         simulated_workers=options.simulated_workers,
         vote=options.vote,
         fixed_groups=bool(options.fixed_groups),

@@ -18,7 +18,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tf_hips import config
-from tf_hips.cli import arguments, config_file, local_training, preflight, robust_training
+from tf_hips.cli import (
+    arguments,
+    config_file,
+    links,
+    local_training,
+    preflight,
+    robust_training,
+)
 from tf_hips.errors import ConfigError
 from tf_hips.trainer.modes import AGGREGATIONS, MODES, OPTIMIZERS
 
@@ -110,6 +117,7 @@ def add(commands: Any) -> None:
     _add_what(parser)
     _add_how(parser)
     _add_where(parser)
+    links.add(parser)
     local_training.add(parser)
     robust_training.add(parser)
     file = config_file.add(parser)
@@ -388,6 +396,7 @@ def settings_of(options: argparse.Namespace) -> "Training":
     ):
         if values[name] is not None:
             values[name] = os.path.abspath(values[name])  # noqa: PTH100 - links stay
+    values["links"] = links.links_of(options)
     values["local"] = local_training.local_of(options)
     values["robust"] = robust_training.robust_of(options)
     values["optimizer_options"] = options.optimizer_options or {}

@@ -363,15 +363,7 @@ def from_summary(summary: trees.Summary, path: Path) -> Run:
                     with_tests=not computing,
                 )
             )
-            accuracies = lists["accuracy_list"]
-            if accuracies and not points:
-                points = tuple(
-                    (second, float(accuracy))
-                    for second, accuracy in zip(
-                        elapsed[-len(accuracies) :], accuracies, strict=False
-                    )
-                    if math.isfinite(accuracy)
-                )
+            points = points or _points(lists, f"{path}: {host}/{device}")
     return Run(
         label=name,
         subject="",
@@ -385,6 +377,27 @@ def from_summary(summary: trees.Summary, path: Path) -> Run:
         dense_bytes=None,
         slow_seconds=0.0,
         source=str(path),
+    )
+
+
+def _points(lists: trees.Lists, where: str) -> tuple[tuple[float, float], ...]:
+    """The accuracies of a worker, if it has any that say when they were measured."""
+    accuracies = lists["accuracy_list"]
+    seconds = lists.get("accuracy_time_list", lists["elapsed_time_list"])
+    if len(seconds) != len(accuracies):
+        if accuracies:
+            log.warning(
+                "%s has %d accuracies of %d rounds, and does not say of which: they are left out; "
+                "the tree that it was made of does.",
+                where,
+                len(accuracies),
+                len(lists["num_samples_list"]),
+            )
+        return ()
+    return tuple(
+        (float(second), float(accuracy))
+        for second, accuracy in zip(seconds, accuracies, strict=True)
+        if math.isfinite(accuracy)
     )
 
 

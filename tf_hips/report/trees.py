@@ -9,7 +9,8 @@
     HOST/net.weights.h5      the weights of that test, of Keras, to go on from
     ESync.json               of all workers of a tree: lists of accuracies, samples, iterations,
                              seconds since the start and seconds of aggregation (ESync); ours has
-                             seconds of computing, too, where the files have them
+                             seconds of computing, too, where the files have them, and where not
+                             every interval was tested the seconds since the start of each accuracy
 
 Both projects name what a worker does in their own ways; all of those are read. DEVICE is `cpu`,
 `gpu0`, ..., and `cpu-1` for a second worker on the same.
@@ -27,6 +28,8 @@ from tf_hips.errors import ConfigError
 COMPUTING = "forward and backward"
 AGGREGATION = "global aggregate"
 EVALUATION = "evaluation"
+# What is training, by the names of ESync and of HiPS.
+_COMPUTINGS = (COMPUTING, "local training")
 # What is waiting for others, by the names of ESync (its two trainers) and HiPS (its two).
 _AGGREGATIONS = (
     *("global update", AGGREGATION),
@@ -186,6 +189,7 @@ def _lists(worker: Path) -> Lists:
         "aggregate_time_list": [],
     }
     computing: list[float] = []
+    tested: list[float] = []
     for number in numbers:
         path = worker / f"iter-{number}.txt"
         told = _json(path)
@@ -196,12 +200,14 @@ def _lists(worker: Path) -> Lists:
             lists["num_samples_list"].append(int(told["num_samples"]))
             lists["self_iters_list"].append(len(parts))
             lists["aggregate_time_list"].append(float(waited))
-            if computed := [float(part[COMPUTING]) for part in parts.values() if COMPUTING in part]:
+            names = [(part, name) for part in parts.values() for name in _COMPUTINGS]
+            if computed := [float(part[name]) for part, name in names if name in part]:
                 computing.append(sum(computed))
-            if "accuracy" in told:
-                lists["accuracy_list"].append(round(float(told["accuracy"]), 3))
             if "total_time" in told:
                 lists["elapsed_time_list"].append(round(float(told["total_time"]), 3))
+            if "accuracy" in told:
+                lists["accuracy_list"].append(round(float(told["accuracy"]), 3))
+                tested += lists["elapsed_time_list"][-1:] if "total_time" in told else []
         except (KeyError, TypeError, ValueError, AttributeError, StopIteration) as error:
             raise ConfigError(
                 f"{path} must be a log of ESync or HiPS. Received: no "
@@ -209,6 +215,8 @@ def _lists(worker: Path) -> Lists:
             ) from error
     if len(computing) == len(numbers):
         lists["compute_time_list"] = computing
+    if tested and len(tested) < len(numbers):  # else they are those of `elapsed_time_list`
+        lists["accuracy_time_list"] = tested
     return lists
 
 

@@ -99,10 +99,15 @@ class Adversary:
         q: how many lie.
         seed: of the draw of who lies, and of noise.
         is_redrawn: whether others lie in each step; else the same for ever.
+        placement: "random", or "worst": in as many groups that vote as they can own.
+        r: with "worst", workers of a group.
+        group_seed: with "worst", the seed of the groups of each step, which liars then know; None:
+            groups of neighbours, which stay.
 
     Raises:
-        ValueError: `q` is not positive, or labels would be flipped by the step.
-        TypeError: `attack` is a text, which `parse` reads, or anything else; or `q` or `seed` is no
+        ValueError: `q` is not positive, labels would be flipped by the step, or there is no such
+            placement, or one with what means nothing in it.
+        TypeError: `attack` is a text, which `parse` reads, or anything else; or a number is no
             integer.
     """
 
@@ -110,6 +115,9 @@ class Adversary:
     q: int
     seed: int = 0
     is_redrawn: bool = False
+    placement: str = attacks.RANDOM
+    r: int = 1
+    group_seed: int | None = None
 
     def __post_init__(self) -> None:
         if self.attack is not None and not isinstance(self.attack, Attack):
@@ -117,17 +125,44 @@ class Adversary:
                 "`attack` must be an Attack, such as `adversary.parse('alie(z=1.5)')` makes, or "
                 f"None for flipped labels. Received: attack={self.attack!r}"
             )
-        for name in ("q", "seed"):
+        seeds = ("seed",) if self.group_seed is None else ("seed", "group_seed")
+        for name in ("q", *seeds, "r"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | np.integer):
                 raise TypeError(f"`{name}` must be an integer. Received: {name}={value!r}")
         if self.q < 1:
             raise ValueError(f"`q` must be 1 or more. Received: q={self.q}")
-        if self.attack is None and self.is_redrawn:
+        self._check_placement()
+        if self.attack is None and not self.stays:
+            changes = "is_redrawn=True" if self.is_redrawn else f"group_seed={self.group_seed}"
             raise ValueError(
                 "labels are flipped before training: who lies must stay the same. Received: "
-                "is_redrawn=True with flipped labels"
+                f"{changes} with flipped labels"
             )
+
+    def _check_placement(self) -> None:
+        if self.placement not in attacks.PLACEMENTS:
+            raise ValueError(
+                f"`placement` must be one of {', '.join(attacks.PLACEMENTS)}. Received: "
+                f"placement={self.placement!r}"
+            )
+        if self.r < 1:
+            raise ValueError(f"`r` must be 1 or more. Received: r={self.r}")
+        if self.placement == attacks.WORST and self.is_redrawn:
+            raise ValueError(
+                "the worst placement says itself who lies in a step: leave out `is_redrawn`. "
+                "Received: is_redrawn=True"
+            )
+        if self.placement == attacks.RANDOM and (self.r > 1 or self.group_seed is not None):
+            raise ValueError(
+                "`r` and `group_seed` are of the worst placement. Received: "
+                f"r={self.r}, group_seed={self.group_seed} with placement={self.placement}"
+            )
+
+    @property
+    def stays(self) -> bool:
+        """Whether the same workers lie in all steps."""
+        return not self.is_redrawn and self.group_seed is None
 
     @property
     def text(self) -> str:
@@ -140,7 +175,16 @@ class Adversary:
         Raises:
             ValueError: more would lie than there are.
         """
-        return attacks.liars(n, self.q, self.seed, step, fixed=not self.is_redrawn)
+        return attacks.liars(
+            n,
+            self.q,
+            self.seed,
+            step,
+            fixed=not self.is_redrawn,
+            placement=self.placement,
+            r=self.r,
+            group_seed=self.group_seed,
+        )
 
     def sent(self, rows: Rows, step: int, *, before: Floats | None = None) -> Floats:
         """What n workers send, [n, d]: the given rows, and lies in the places of liars.
@@ -219,12 +263,12 @@ class Lone:
         self._number, self._n = number, n
         self._attack = None if adversary.attack is None else _of_own_rows(adversary, n)
         self._rows: collections.deque[Floats] = collections.deque(maxlen=HISTORY)
-        self._is_fixed_liar = not adversary.is_redrawn and number in adversary.liars(n)
+        self._is_fixed_liar = adversary.stays and number in adversary.liars(n)
 
     @property
     def may_lie(self) -> bool:
         """Whether it sends a lie in any step."""
-        return self._attack is not None and (self._adversary.is_redrawn or self._is_fixed_liar)
+        return self._attack is not None and (not self._adversary.stays or self._is_fixed_liar)
 
     @property
     def flips_labels(self) -> bool:
@@ -238,7 +282,7 @@ class Lone:
 
     def lies(self, step: int) -> bool:
         """Whether it sends a lie in this step."""
-        if not self._adversary.is_redrawn:
+        if self._adversary.stays:
             return self._is_fixed_liar and self._attack is not None
         return self._number in self._adversary.liars(self._n, step)
 

@@ -28,6 +28,8 @@ PACKET_NAMES = attack_params.PACKETS
 """Attacks on packets."""
 NAMES = tuple(name for name in attack_params.PARAMS if name not in PACKET_NAMES)
 """All attacks on gradients."""
+RANDOM, WORST = PLACEMENTS = ("random", "worst")
+"""Where liars sit; see `liars`."""
 # Where a packet's body holds the first of the floats that its elements are made of; and the codec's
 # parameter that says for how many elements there is one, None: there are two for all.
 _SCALES: dict[str, tuple[int, str | None]] = {
@@ -431,8 +433,8 @@ def liars(
     """
     if not 0 <= q <= n:
         raise ValueError(f"`q` must be in [0, n]. Received: q={q}, n={n}")
-    _one_of("placement", placement, ("random", "worst"))
-    if placement == "random":
+    _one_of("placement", placement, PLACEMENTS)
+    if placement == RANDOM:
         order = secret_order(n, seed, 0 if fixed else step, "attack/liars")
         return tuple(sorted(order[:q]))
     known = groups(n, r, group_seed or 0, step, fixed=group_seed is None)

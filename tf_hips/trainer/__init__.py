@@ -4,6 +4,7 @@
     settings      what the command line says, as one value
     modes         the table of modes: how workers train together
     ways          what a mode is made of: a strategy, an optimizer, a fit
+    links         how gradients travel, beside `compression`
     local         what the modes with local steps are told
     rounds        how the modes with local steps train
     sources       each worker's batches

@@ -46,9 +46,10 @@ def _on_one_device(settings: Any) -> None:
     Raises:
         ConfigError: something is.
     """
-    for name, default in (("compression", None), ("split", "iid")):
-        value = getattr(settings, name)
-        if value != default:
+    split = None if settings.split == "iid" else settings.split
+    of_several = {"compression": settings.compression, **settings.links.given, "split": split}
+    for name, value in of_several.items():
+        if value is not None:
             raise ConfigError(
                 f"The mode local trains on one device, without `{name}`. Received: {name}={value}"
             )
@@ -60,11 +61,11 @@ def _on_one_process(settings: Any) -> None:
     Raises:
         ConfigError: something is.
     """
-    if settings.compression is not None:
-        raise ConfigError(
-            "The mode simulated sends nothing that could be encoded. Received: compression="
-            f"{settings.compression}"
-        )
+    for name, value in {"compression": settings.compression, **settings.links.given}.items():
+        if value is not None:
+            raise ConfigError(
+                f"The mode simulated sends nothing that could be encoded. Received: {name}={value}"
+            )
 
 
 def _of_fedavg(settings: Any) -> None:
@@ -87,6 +88,10 @@ AGGREGATIONS = (
     *("sign-sgd", "signSGD", "maj_vote"),
 )
 _OUTER = ("server_optimizer", "global_lr")
+_HIPS_ASYNC = (
+    'HiPS\' own -m async is `tf-hips run --rule "asgd(learning_rate=1)" -- tf-hips train -m fedavg '
+    "-le {} --rule compat`. "
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,7 +194,10 @@ def check_options(mode: str, told: local.Local) -> None:
     for name, value in told.given.items():
         if name not in MODES[mode].options:
             users = [other for other, one in MODES.items() if name in one.options]
+            # What HiPS calls async makes local epochs, unlike ours.
+            is_of_hips = name == "local_epochs" and mode in ("async", "dcasgd")
             raise ConfigError(
                 f"`{name}` is for the mode{'s' if len(users) > 1 else ''} {', '.join(users)}. "
-                f"Received: {name}={value} with the mode {mode}"
+                + (_HIPS_ASYNC.format(value) if is_of_hips else "")
+                + f"Received: {name}={value} with the mode {mode}"
             )

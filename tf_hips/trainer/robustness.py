@@ -15,6 +15,7 @@ from tf_hips.ps.rules.votes import split as split_votes
 from tf_hips.robust import detox
 from tf_hips.robust import parse as parse_robust
 from tf_hips.robust.adversary import LABEL_FLIP, Adversary, parse
+from tf_hips.robust.attacks import RANDOM
 from tf_hips.robust.detox import BASELINE, MAJ_VOTE, OF_GROUPS, Detox
 
 # In which what a worker sends can be a lie.
@@ -36,6 +37,8 @@ class Robust:
         worker_fail: how many lie; with `approach` or `aggregation` also how many a rule with
             f="auto" must bear, 0: none. None: nobody lies, and the rule bears as many as it can.
         redraw: whether others lie in each step.
+        placement: where liars sit, one of `attacks.PLACEMENTS`; "worst" is of simulated workers in
+            groups that vote, and who lies then knows the groups of each step.
         simulated_workers: workers that this one process plays; None: it is one itself.
         vote: how groups vote, one of `robust.detox.VOTES`; None: by digest.
         fixed_groups: whether neighbours are a group, and stay.
@@ -49,6 +52,7 @@ class Robust:
     err_mode: str | None = None
     worker_fail: int | None = None
     redraw: bool = False
+    placement: str = RANDOM
     simulated_workers: int | None = None
     vote: str | None = None
     fixed_groups: bool = False
@@ -73,6 +77,13 @@ class Robust:
             )
         if self.redraw and self.err_mode is None:
             raise ConfigError("`redraw` is about liars: give `err_mode`. Received: none")
+        if self.placement != RANDOM and self.err_mode is None:
+            raise ConfigError("`placement` is about liars: give `err_mode`. Received: none")
+        if self.placement != RANDOM and self.redraw:
+            raise ConfigError(
+                "`placement` and `redraw` exclude each other: the groups say who lies in a step. "
+                f"Received: placement={self.placement}, redraw=True"
+            )
         if self.rule is not None and (self.approach or self.aggregation):
             raise ConfigError(
                 "`rule` excludes `approach` and DETOX's modes, which make one. Received: "
@@ -86,6 +97,14 @@ class Robust:
                     f"`{name}` is for `approach` maj_vote and detox. Received: "
                     f"{name}={getattr(self, name)}, approach={self.approach}"
                 )
+        if self.placement != RANDOM and (
+            self.simulated_workers is None or chosen is None or chosen.r == 1
+        ):
+            raise ConfigError(
+                "`placement` is about groups that vote, of `simulated_workers` (`approach` "
+                "maj_vote or detox, or such a `rule`). Received: "
+                f"placement={self.placement} without them"
+            )
         self.adversary(0)
         self.check_groups(self._group_size(chosen))
 
@@ -133,7 +152,18 @@ class Robust:
         try:
             attack = None if self.err_mode == LABEL_FLIP else parse(self.err_mode)
             own = derive_seed(seed, "adversary") % 2**63
-            return Adversary(attack, self.worker_fail or 0, own, self.redraw)
+            worst: dict[str, Any] = {}
+            voting = None if self.placement == RANDOM else self.detox()
+            if voting is not None:
+                worst = {"r": voting.r, "group_seed": None if voting.fixed else seed}
+            return Adversary(
+                attack,
+                self.worker_fail or 0,
+                own,
+                self.redraw,
+                placement=self.placement,
+                **worst,
+            )
         except ValueError as error:
             raise ConfigError(str(error)) from error
 

@@ -33,6 +33,7 @@ from tf_hips.trainer.ways import (
     check_has_server,
     local_optimizer,
     parties_of,
+    ring_of,
 )
 
 DILOCO_STEPS = 50
@@ -353,7 +354,7 @@ def _way(
     strategy: PartyStrategy
     if run.uplink is None:
         check_has_server(settings, run)
-        strategy = tf_hips.CompressedRing(settings.compression, config=run)
+        strategy = ring_of(settings, run)
     else:
         strategy = parties_of(settings, run, downlink)
 

@@ -8,6 +8,7 @@ from typing import Any
 from tf_hips.data import splits
 from tf_hips.errors import ConfigError
 from tf_hips.trainer import robustness
+from tf_hips.trainer.links import Links
 from tf_hips.trainer.local import Local
 from tf_hips.trainer.modes import MODES, OPTIMIZERS, check_options
 from tf_hips.trainer.robustness import Robust
@@ -47,6 +48,7 @@ class Training:
         seed: of everything that is random; None: that of the run.
         steps_per_execution: steps that TensorFlow runs at a time.
         needs_gpu: whether it is an error to have no GPU.
+        links: how gradients travel, beside `compression`.
         local: options of modes with local steps.
         robust: options of robust rules and of liars.
     """
@@ -78,6 +80,7 @@ class Training:
     seed: int | None = None
     steps_per_execution: int = 1
     needs_gpu: bool = False
+    links: Links = dataclasses.field(default_factory=Links)
     local: Local = dataclasses.field(default_factory=Local)
     robust: Robust = dataclasses.field(default_factory=Robust)
 

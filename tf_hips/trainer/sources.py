@@ -86,7 +86,7 @@ def make(
 
     Raises:
         ConfigError: some worker would have fewer rows than a batch, or rows of its own though it
-            votes in groups that change.
+            votes in groups that change; or rows are split over one party.
     """
     group, groups = strategy.sample_group()
     seats = strategy.seats
@@ -114,9 +114,14 @@ def make(
             f"Received: {split.text}"
         )
     else:
-        parts = splits.parts(
-            rows.y, split, _parties(strategy, groups), seed=seed, level=settings.split_over
-        )
+        parties = _parties(strategy, groups)
+        if settings.split_over == PARTY and len(parties) == 1:
+            raise ConfigError(
+                "`split_over` party must have several parties: one has all rows, and its workers "
+                f"random ones of them, as with the split iid. Received: split={split.text} over "
+                "one party; take --split-over worker"
+            )
+        parts = splits.parts(rows.y, split, parties, seed=seed, level=settings.split_over)
         short = [worker for worker, part in enumerate(parts) if len(part) < size]
         if short:
             raise ConfigError(

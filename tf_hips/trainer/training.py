@@ -29,7 +29,7 @@ from tf_hips.trainer.progress import Plan, Progress, StopAt
 from tf_hips.trainer.rounds import CountedESync, MetBackup, MetCheckpoint, RoundProgress, Rounds
 from tf_hips.trainer.settings import Evaluation, Training
 from tf_hips.trainer.tensorboard import Board
-from tf_hips.trainer.ways import DEFAULT_RATE, WORKERS_VARIABLE, Way
+from tf_hips.trainer.ways import WORKERS_VARIABLE, Way, rate_of
 
 DEFAULT_EPOCHS = 10
 _GPUS = "CUDA_VISIBLE_DEVICES"
@@ -152,6 +152,7 @@ def _train(settings: Training, told: config.Run, name: str, data: sets.DataSet, 
             f"{f'{num_steps * workers} steps of all' if varies else f'{num_steps} steps'}\n"
         )
         sys.stdout.flush()
+    rate = rate_of(settings, way)
     facts = {"network": name, "dataset": data.name, "image_size": settings.image_size}
     write_event(
         "setup",
@@ -177,7 +178,7 @@ def _train(settings: Training, told: config.Run, name: str, data: sets.DataSet, 
         batch_size=settings.batch_size,
         workers=workers,
         samples_of_step=samples_of_step,
-        learning_rate=settings.learning_rate or DEFAULT_RATE,
+        learning_rate=rate,
         tree=_tree(settings, told),
         is_first=rank == 0,
         begin_s=None if resumed is None else resumed.begin_s,
@@ -190,7 +191,7 @@ def _train(settings: Training, told: config.Run, name: str, data: sets.DataSet, 
         if settings.backup_dir is not None and primitives.rank() == 0:
             # A run that is killed before its first backup begins again, and may have checkpoints.
             named["began"] = began(
-                settings.backup_dir, told, {**facts, **_identity(settings, told)}
+                settings.backup_dir, told, {**facts, **_identity(settings, told, rate)}
             )
         checkpoint = _checkpoint(settings, rounds, named)
         used.append(checkpoint)
@@ -325,13 +326,13 @@ def _backup(
     return Backup(directory, lambda: num_steps - int(model.optimizer.iterations))
 
 
-def _identity(settings: Training, told: config.Run) -> dict[str, Any]:
+def _identity(settings: Training, told: config.Run, rate: float) -> dict[str, Any]:
     """What makes two runs different that train the same network on the same data: JSON values."""
     return {
         "mode": settings.mode,
         "split": splits.parse(settings.split).text,
         "batch_size": settings.batch_size,
-        "learning_rate": settings.learning_rate,
+        "learning_rate": rate,
         "seed": told.seed,
     }
 

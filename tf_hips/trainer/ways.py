@@ -11,12 +11,14 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 
 from tf_hips import config, robust
 from tf_hips.errors import ConfigError
 from tf_hips.ps import rules as update_rules
 from tf_hips.strategies.hierarchical_ps import HierarchicalPS
 from tf_hips.strategies.party import PartyStrategy
+from tf_hips.strategies.ring import CompressedRing
 from tf_hips.trainer.robustness import server_rule
 from tf_hips.trainer.settings import Training
 
@@ -46,14 +48,8 @@ class Way:
 
 def synchronous(settings: Training, run: config.Run) -> Way:
     """Parties through their server where there is one, else the workers of one Horovod job."""
-    import tf_hips
-
     if run.uplink is None:
-        rule = _rule_over_ranks(settings, run)
-        try:
-            ring = tf_hips.CompressedRing(settings.compression, config=run, robust=rule)
-        except ValueError as error:
-            raise ConfigError(f"The rule of a job without a server: {error}") from error
+        ring = ring_of(settings, run, _rule_over_ranks(settings, run))
         with ring.scope():
             return Way(ring, local_optimizer(settings))
     parties = parties_of(settings, run)
@@ -115,8 +111,6 @@ def alone(settings: Training, run: config.Run) -> Way:
 
 
 def _of_a_server(settings: Training, run: config.Run, rule: str) -> Way:
-    import tf_hips
-
     if run.uplink is None:
         raise ConfigError(
             f"The mode {settings.mode} needs a server: `tf-hips run`, `tf-hips party --server`. "
@@ -129,7 +123,7 @@ def _of_a_server(settings: Training, run: config.Run, rule: str) -> Way:
             f"momentum={settings.momentum!r}"
         )
     chosen = None if run.rule is not None else rule
-    strategy = tf_hips.HierarchicalPS(settings.compression, config=run, rule=chosen)
+    strategy = _hierarchical(settings, run, chosen)
     if strategy.rule is None or not strategy.rule.is_asynchronous:
         raise ConfigError(
             f"The mode {settings.mode} needs a rule that waits for nobody. Received: "
@@ -139,16 +133,43 @@ def _of_a_server(settings: Training, run: config.Run, rule: str) -> Way:
         return Way(strategy, keras.optimizers.SGD(1.0))
 
 
+def ring_of(settings: Training, run: config.Run, rule: str | None = None) -> CompressedRing:
+    """The workers of one Horovod job.
+
+    Args:
+        settings: how gradients travel.
+        run: what this process is told about its run.
+        rule: in place of their mean; None: there is none.
+
+    Raises:
+        ConfigError: a server was meant, or options or the rule do not go together.
+    """
+    import tf_hips
+
+    links = settings.links
+    links.check_way(has_server=False)
+    try:
+        return tf_hips.CompressedRing(
+            settings.compression, config=run, robust=rule, **links.in_party
+        )
+    except ValueError as error:
+        what = "" if rule is None else "The rule of a job without a server: "
+        raise ConfigError(f"{what}{error}") from error
+
+
 def parties_of(
     settings: Training, run: config.Run, downlink: str | None = "same"
 ) -> HierarchicalPS:
     """Parties with a server, whose rule is the one that was asked for.
 
-    Raises:
-        ConfigError: the server has no such rule.
-    """
-    import tf_hips
+    Args:
+        settings: how gradients travel, and the rule.
+        run: what this process is told about its run.
+        downlink: that of the mode, where none was asked for.
 
+    Raises:
+        ConfigError: the server has no such rule, or options do not go together.
+    """
     rule = server_rule(settings.robust)
     if rule is not None:
         try:
@@ -157,7 +178,26 @@ def parties_of(
             raise ConfigError(
                 f"The rule of a server: {error}; without one, --simulated-workers N has all rules"
             ) from error
-    return tf_hips.HierarchicalPS(settings.compression, downlink=downlink, config=run, rule=rule)
+    return _hierarchical(settings, run, rule, downlink)
+
+
+def _hierarchical(
+    settings: Training, run: config.Run, rule: str | None, downlink: str | None = "same"
+) -> HierarchicalPS:
+    import tf_hips
+
+    links = settings.links
+    try:
+        return tf_hips.HierarchicalPS(
+            settings.compression,
+            downlink=links.downlink or downlink,
+            local_compression=links.local_compression,
+            config=run,
+            rule=rule,
+            **links.in_party,
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _rule_over_ranks(settings: Training, run: config.Run) -> str | None:
@@ -198,8 +238,7 @@ def local_optimizer(settings: Training) -> keras.optimizers.Optimizer:
     Raises:
         ConfigError: it does not take one of its arguments.
     """
-    rate = settings.learning_rate or DEFAULT_RATE
-    options = {"learning_rate": rate, **settings.optimizer_options}
+    options = {**settings.optimizer_options, "learning_rate": _local_rate(settings)}
     try:
         if settings.optimizer == "adam":
             return keras.optimizers.Adam(**options)
@@ -211,3 +250,17 @@ def local_optimizer(settings: Training) -> keras.optimizers.Optimizer:
             f"`optimizer` options must be those of Keras' {settings.optimizer}. Received: "
             f"{dict(settings.optimizer_options)} ({error})"
         ) from error
+
+
+def rate_of(settings: Training, way: Way) -> float:
+    """The learning rate of a worker's steps: of the server's rule, where that makes them."""
+    rule = way.strategy.rule
+    if way.rounds is None and rule is not None and rule.gives_steps:
+        rate = np.float32(rule.get("learning_rate", 1.0))  # fedasync has none
+        return float(str(rate))  # 0.3 and not 0.30000001192092896
+    return _local_rate(settings)
+
+
+def _local_rate(settings: Training) -> float:
+    own = settings.optimizer_options.get("learning_rate")
+    return own if own is not None else settings.learning_rate or DEFAULT_RATE
