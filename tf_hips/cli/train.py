@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tf_hips import config
-from tf_hips.cli import arguments, config_file, local_training, preflight, robust_training
+from tf_hips.cli import arguments, config_file, hints, local_training, preflight, robust_training
 from tf_hips.errors import ConfigError
 from tf_hips.trainer.modes import AGGREGATIONS, MODES, OPTIMIZERS
 
@@ -59,7 +59,7 @@ def mode(text: str) -> str:
         return "sync"
     if text not in (*MODES, *AGGREGATIONS):
         known = (*MODES, *AGGREGATIONS)
-        near = arguments.hint(text, known) or "."
+        near = hints.near(text, known) or "."
         raise argparse.ArgumentTypeError(
             f"must be one of {', '.join(known)}{near} Received: {text!r}"
         )
