@@ -45,7 +45,9 @@ class Parser(argparse.ArgumentParser):
     ) -> tuple[Any, list[str]]:
         """As `argparse.ArgumentParser`, but what is unknown is refused here.
 
-        Else the parser of all commands would do it, which does not say of which command.
+        Else the parser of all commands would do it, which does not say of which command. Options
+        that stand behind a script are the script's, and it is said where they have names of ours:
+        without `--`, which says so itself, they may have been meant for us.
         """
         options, left = super().parse_known_args(args, namespace)
         known = [
@@ -57,6 +59,9 @@ class Parser(argparse.ArgumentParser):
             unknown = [one.partition("=")[0] for one in left if one.startswith("-")]
             found = [text for one in unknown if (text := hints.option(one, known))]
             self.error(f"unrecognized arguments: {' '.join(left)}{found[0] if found else ''}")
+        if any(action.dest == "script" for action in self._actions) and "--" not in (args or ()):
+            text = hints.behind(options.script, options.arguments, known)
+            sys.stderr.write(f"{self.prog}: warning: {text}\n" if text else "")
         return options, left
 
     def error(self, message: str) -> NoReturn:

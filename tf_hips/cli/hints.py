@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said beside a name that a command does not know."""
+"""What is said beside a name that a command does not know, or an option that it did not get."""
 
 import difflib
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,7 @@ _SYNONYMS = {
     "--workers": ("-np",),
     "-np": ("--workers",),
 }
-# The one command that has it, where others have something near.
+# The command that it is mostly meant for, where this one has nothing of the kind.
 _OWNERS = {
     "--bind": "server",
     "--downlink": "server",
@@ -50,3 +50,24 @@ def option(name: str, known: Sequence[str]) -> str:
     if name in _OWNERS:
         return f"; {name} is an option of `tf-hips {_OWNERS[name]}`"
     return near(name, known)
+
+
+def behind(script: str, arguments: Sequence[str], known: Sequence[str]) -> str:
+    """What is to be said of arguments of a script that are options of its launcher; or nothing.
+
+    Args:
+        script: as the command line has it.
+        arguments: what stands behind it.
+        known: options of the launcher. Its short ones are any script's, and so is `--help`; `-np`
+            is not.
+    """
+    own = {one for one in known if one.startswith("--")} - {"--help"} | {"-np"} & {*known}
+    given = (one.partition("=")[0] for one in arguments)
+    found = list(dict.fromkeys(f"`{one}`" for one in given if one in own))
+    if not found:
+        return ""
+    stand, go = ("stands", "goes") if len(found) == 1 else ("stand", "go")
+    return (
+        f"{', '.join(found)} {stand} behind {script} and {go} to the script; options of tf-hips "
+        "stand before it"
+    )
