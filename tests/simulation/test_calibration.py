@@ -123,6 +123,19 @@ def test_a_run_of_another_loop_does_not_count(tmp_path: Path) -> None:
     assert found.model.parameters == 1234
 
 
+def test_codecs_are_those_of_the_run(tmp_path: Path) -> None:
+    write(tmp_path, rounds=12)
+    alone = calibrated(tmp_path).model
+    assert (alone.compression, alone.downlink) == ("fp32", "same")
+    events = log.EventLog(tmp_path, run="r", role="worker", site="fast", rank=0)
+    events.write("joined", child=0, compression="error_feedback(onebit)", downlink="fp16")
+    events.close()
+    of_run = calibrated(tmp_path).model
+    assert (of_run.compression, of_run.downlink) == ("error_feedback(onebit)", "fp16")
+    up, down = of_run.packets()
+    assert up < down < 4 * 1234
+
+
 def test_logs_that_do_not_do(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="logs of one run with ESync"):
         calibrated(tmp_path)
