@@ -56,6 +56,20 @@ def test_the_command_writes_what_it_reads(
     assert ended.value.code == 2
 
 
+def test_a_description_written_by_hand_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "log", rounds=12)
+    file = tmp_path / "sites.yaml"
+    file.write_text("# ours\n")
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["simulate", str(file), "--calibrate", str(tmp_path / "log")])
+    assert (ended.value.code, file.read_text()) == (2, "# ours\n")
+    assert capsys.readouterr().err.endswith(
+        f"remove the old one or name another. Received: {file}, which is there already\n"
+    )
+
+
 def write_workers(
     folder: Path, sites: dict[str, list[float]], *, member: str | None, **more: object
 ) -> None:
