@@ -123,6 +123,39 @@ def test_a_test_without_a_number_is_no_point(tmp_path):
     assert [accuracy for _, accuracy in run.points] == [0.5, 0.7]
 
 
+@pytest.mark.parametrize(
+    ("result", "accuracy", "best"), [(0.17, 0.17, 0.17), (0.05, 0.05, 0.11), (None, 0.11, 0.11)]
+)
+def test_a_run_ends_with_its_result_and_not_its_last_test(tmp_path, result, accuracy, best):
+    # With local steps the last `epoch` is of one party's weights before the last meeting.
+    events = trained("fedavg", accuracies=(0.1, 0.11))
+    events += [event(22, "result", site, test_accuracy=result) for site in ("west", "east")]
+    [run] = runs.read(write_events(tmp_path / "one", events))
+    assert (run.accuracy, run.best_accuracy) == (accuracy, best)
+    tests = ((5.0, 0.1), (10.0, 0.11))
+    assert run.points == tests
+    assert run.seconds == 10.0
+    assert run.curve == (tests if result is None else (*tests, (12.0, result)))
+    facts = runs.facts(run)
+    assert (facts["accuracy"], facts["best_accuracy"]) == (accuracy, best)
+    assert facts["points"][-1][1] == accuracy
+    [_, row] = page.table([run])
+    assert row[2:4] == [f"{accuracy:.2%}", f"{best:.2%}"]
+
+
+def test_a_result_that_the_last_test_has_told_is_no_point_more(tmp_path):
+    events = [*trained(), event(22, "result", test_accuracy=0.9)]
+    [run] = runs.read(write_events(tmp_path / "one", events))
+    assert run.curve == run.points
+
+
+def test_a_run_that_was_tested_at_its_end_alone_has_a_figure(tmp_path):
+    events = [*trained(accuracies=()), event(22, "result", test_accuracy=0.8)]
+    [run] = runs.read(write_events(tmp_path / "one", events))
+    assert (run.points, run.accuracy) == ((), 0.8)
+    assert "accuracy-iid" in figures.draw([run])
+
+
 def test_events_of_scripts_give_shares_from_rounds(tmp_path):
     # examples/digits.py: no `setup`, and epochs without seconds.
     events = [one for one in trained() if one["event"] in ("model", "first_sync", "round")]

@@ -144,7 +144,7 @@ def table(found: Sequence[Run]) -> list[list[str]]:
 
 
 def _row(run: Run) -> list[str]:
-    best = max((one for _, one in run.points), default=None)
+    best = run.best_accuracy
     share = run.communication_share
     slow = "-"
     if run.slow_bytes is not None:
