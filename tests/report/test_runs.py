@@ -2,6 +2,7 @@
 """Runs from events and from trees, the numbers by hand; and the pages that show them."""
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import re
@@ -99,6 +100,20 @@ def test_a_run_of_events_by_hand(tmp_path):
     assert run.dense_bytes == 2 * 4 * 8 * 1000
     assert run.slow_seconds == 4.0
     assert run.bytes_per_s == run.slow_bytes / 4.0
+
+
+@pytest.mark.parametrize(
+    ("slow", "said"),
+    [
+        (45_400, "45.4 kB (8.5x more than dense)"),
+        (5340, "5.34 kB (1.0x less than dense)"),
+        (534, "534 B (10.0x less than dense)"),
+    ],
+)
+def test_more_bytes_than_dense_are_not_called_less(tmp_path, slow, said):
+    [run] = runs.read(write_events(tmp_path / "one", trained()))
+    [_, row] = page.table([dataclasses.replace(run, slow_bytes=slow, dense_bytes=5340)])
+    assert row[6] == said
 
 
 def test_an_interval_that_was_made_twice_counts_once(tmp_path):
