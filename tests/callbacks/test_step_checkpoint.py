@@ -2,7 +2,6 @@
 """`StepCheckpoint`: whole or not there, in a folder of its own, and never the end of a run."""
 
 import errno
-import json
 import types
 from pathlib import Path
 
@@ -164,8 +163,14 @@ def test_weights_are_those_of_the_step(tmp_path):
         model.load_weights(checkpoint.weights)
         for mine, other in zip(model.get_weights(), seen[step], strict=True):
             np.testing.assert_array_equal(mine, other)
-    told = json.loads((folder.place(14) / "checkpoint.json").read_text())
-    assert told["epoch"] == 1
+
+
+@pytest.mark.tf
+def test_epochs_are_counted_as_in_logs(tmp_path):
+    """From 1: the last checkpoint of an epoch has the number of the event that ends it."""
+    fit(tmp_path, steps=2, epochs=2, every=1)
+    folder = CheckpointFolder(tmp_path)
+    assert {step: folder.read(step).epoch for step in folder.steps()} == {1: 1, 2: 1, 3: 2, 4: 2}
 
 
 @pytest.mark.tf

@@ -95,7 +95,7 @@ def party(
     address = (folder / "address").read_text().strip()
     return subprocess.run(
         [
-            *(*COMMAND, "party", "--server", address, "--site", "west", "--run", "r1"),
+            *(*COMMAND, "party", "--server", address, "--site", name, "--run", "r1"),
             *identity(folder / "pem", f"party-{name}"),
             *("--", str(script), compression),
         ],
@@ -120,10 +120,10 @@ def test_a_server_refuses_and_goes_on(
 ) -> None:
     impostor = party(tmp_path, "east", "onebit")
     assert impostor.returncode == 1
-    assert "must be `party/west`. Received: `party/east`" in impostor.stderr
+    assert "The site must be one of west. Received: `east`" in impostor.stderr
     *said, last = impostor.stderr.splitlines()
-    assert last.startswith("tf-hips: west/worker0 failed first")
-    assert re.fullmatch(r"\[west/worker0\] tf_hips\.errors\.PeerError: .*", said[-1])
+    assert last.startswith("tf-hips: east/worker0 failed first")
+    assert re.fullmatch(r"\[east/worker0\] tf_hips\.errors\.PeerError: .*", said[-1])
     assert "Traceback" not in impostor.stderr
 
     other = party(tmp_path, "west", "terngrad")
@@ -139,3 +139,40 @@ def test_a_server_refuses_and_goes_on(
     server.send_signal(signal.SIGTERM)
     _, errors = server.communicate(timeout=20)
     assert server.returncode == 0, errors
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        (["party", "--server", "{address}"], "--certificate must be for `party/local`"),
+        (
+            ["party", "--server", "{address}", "--site", "east"],
+            "--certificate must be for `party/east`",
+        ),
+        (
+            ["server", "--parties", "a", "--uplink", "{address}", "--site", "east"],
+            "--uplink-certificate must be for `party/east`",
+        ),
+    ],
+)
+def test_a_certificate_of_another_site_is_refused_before_anything_starts(
+    options: list[str], wanted: str, certificates: Path, tmp_path: Path
+) -> None:
+    script = tmp_path / "program.py"
+    script.write_text("raise SystemExit('must not run')")
+    held = identity(certificates, "party-west")
+    given = [one.format(address="127.0.0.1:1") for one in options]
+    if options[0] == "server":
+        given += identity(certificates, "global-server-hub")
+        given += [one.replace("--", "--uplink-") for one in held]
+    else:
+        given += [*held, "--", str(script)]
+    done = subprocess.run(
+        [*COMMAND, *given], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"tf-hips {options[0]}: error: {wanted}: the site is what --site says. Received: "
+        f"{certificates / 'party-west.pem'}, which is for `party/west`\n"
+    )

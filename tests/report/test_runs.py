@@ -2,6 +2,7 @@
 """Runs from events and from trees, the numbers by hand; and the pages that show them."""
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import re
@@ -101,6 +102,20 @@ def test_a_run_of_events_by_hand(tmp_path):
     assert run.bytes_per_s == run.slow_bytes / 4.0
 
 
+@pytest.mark.parametrize(
+    ("slow", "said"),
+    [
+        (45_400, "45.4 kB (8.5x more than dense)"),
+        (5340, "5.34 kB (1.0x less than dense)"),
+        (534, "534 B (10.0x less than dense)"),
+    ],
+)
+def test_more_bytes_than_dense_are_not_called_less(tmp_path, slow, said):
+    [run] = runs.read(write_events(tmp_path / "one", trained()))
+    [_, row] = page.table([dataclasses.replace(run, slow_bytes=slow, dense_bytes=5340)])
+    assert row[6] == said
+
+
 def test_an_interval_that_was_made_twice_counts_once(tmp_path):
     events = trained()
     again = [one | {"time_us": one["time_us"] + 1} for one in events if one.get("epoch") == 2]
@@ -121,6 +136,39 @@ def test_a_test_without_a_number_is_no_point(tmp_path):
     events = trained(accuracies=(0.5, None, 0.7))
     [run] = runs.read(write_events(tmp_path / "one", events))
     assert [accuracy for _, accuracy in run.points] == [0.5, 0.7]
+
+
+@pytest.mark.parametrize(
+    ("result", "accuracy", "best"), [(0.17, 0.17, 0.17), (0.05, 0.05, 0.11), (None, 0.11, 0.11)]
+)
+def test_a_run_ends_with_its_result_and_not_its_last_test(tmp_path, result, accuracy, best):
+    # With local steps the last `epoch` is of one party's weights before the last meeting.
+    events = trained("fedavg", accuracies=(0.1, 0.11))
+    events += [event(22, "result", site, test_accuracy=result) for site in ("west", "east")]
+    [run] = runs.read(write_events(tmp_path / "one", events))
+    assert (run.accuracy, run.best_accuracy) == (accuracy, best)
+    tests = ((5.0, 0.1), (10.0, 0.11))
+    assert run.points == tests
+    assert run.seconds == 10.0
+    assert run.curve == (tests if result is None else (*tests, (12.0, result)))
+    facts = runs.facts(run)
+    assert (facts["accuracy"], facts["best_accuracy"]) == (accuracy, best)
+    assert facts["points"][-1][1] == accuracy
+    [_, row] = page.table([run])
+    assert row[2:4] == [f"{accuracy:.2%}", f"{best:.2%}"]
+
+
+def test_a_result_that_the_last_test_has_told_is_no_point_more(tmp_path):
+    events = [*trained(), event(22, "result", test_accuracy=0.9)]
+    [run] = runs.read(write_events(tmp_path / "one", events))
+    assert run.curve == run.points
+
+
+def test_a_run_that_was_tested_at_its_end_alone_has_a_figure(tmp_path):
+    events = [*trained(accuracies=()), event(22, "result", test_accuracy=0.8)]
+    [run] = runs.read(write_events(tmp_path / "one", events))
+    assert (run.points, run.accuracy) == ((), 0.8)
+    assert "accuracy-iid" in figures.draw([run])
 
 
 def test_events_of_scripts_give_shares_from_rounds(tmp_path):

@@ -56,6 +56,20 @@ def test_the_command_writes_what_it_reads(
     assert ended.value.code == 2
 
 
+def test_a_description_written_by_hand_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "log", rounds=12)
+    file = tmp_path / "sites.yaml"
+    file.write_text("# ours\n")
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["simulate", str(file), "--calibrate", str(tmp_path / "log")])
+    assert (ended.value.code, file.read_text()) == (2, "# ours\n")
+    assert capsys.readouterr().err.endswith(
+        f"remove the old one or name another. Received: {file}, which is there already\n"
+    )
+
+
 def write_workers(
     folder: Path, sites: dict[str, list[float]], *, member: str | None, **more: object
 ) -> None:
@@ -121,6 +135,19 @@ def test_a_run_of_another_loop_does_not_count(tmp_path: Path) -> None:
     found = calibrated(tmp_path)
     assert [group.name for group in found.groups] == ["fast", "slow"]
     assert found.model.parameters == 1234
+
+
+def test_codecs_are_those_of_the_run(tmp_path: Path) -> None:
+    write(tmp_path, rounds=12)
+    alone = calibrated(tmp_path).model
+    assert (alone.compression, alone.downlink) == ("fp32", "same")
+    events = log.EventLog(tmp_path, run="r", role="worker", site="fast", rank=0)
+    events.write("joined", child=0, compression="error_feedback(onebit)", downlink="fp16")
+    events.close()
+    of_run = calibrated(tmp_path).model
+    assert (of_run.compression, of_run.downlink) == ("error_feedback(onebit)", "fp16")
+    up, down = of_run.packets()
+    assert up < down < 4 * 1234
 
 
 def test_logs_that_do_not_do(tmp_path: Path) -> None:

@@ -345,8 +345,9 @@ def test_two_parties_and_an_evaluator(tmp_path):
     )
     assert "mode sync, 2 workers, 10 steps" in output
     assert re.search(r"\[evaluator\] +10 +\d", output)
-    evaluated = (tmp_path / "models/evaluations.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in evaluated] == [5, 10]
+    lines = (tmp_path / "models/evaluations.jsonl").read_text().splitlines()
+    evaluated = [json.loads(line) for line in lines]
+    assert [(one["step"], one["epoch"]) for one in evaluated] == [(5, 2), (10, 3)]
     [run] = runs.read(tmp_path / "events")
     assert run.label == "sync, class"
     assert len(run.points) == 3
@@ -356,7 +357,7 @@ def test_two_parties_and_an_evaluator(tmp_path):
     assert 0 < run.communication_share < 1
     results = [one for one in log.read_events(tmp_path / "events") if one["event"] == "result"]
     assert len({one["fingerprint"] for one in results}) == 1 < len(results)
-    assert json.loads(evaluated[-1])["top1"] == pytest.approx(results[0]["test_accuracy"])
+    assert evaluated[-1]["top1"] == pytest.approx(results[0]["test_accuracy"])
     assert set(trees.summarise_tree(tmp_path / "trees")) == {"party0", "party1"}
     for site in ("party0", "party1"):
         scalars = scalars_of(tmp_path / "board" / site / "worker0")

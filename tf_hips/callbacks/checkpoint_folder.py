@@ -43,7 +43,7 @@ class Checkpoint:
 
     Attributes:
         step: training steps that made it.
-        epoch: epochs that were whole by then.
+        epoch: the epoch of `fit` that made the last of them, from 1; 0: none of this `fit`.
         facts: what the model is, as `StepCheckpoint` was told.
         weights: the file.
     """
@@ -135,7 +135,7 @@ class CheckpointFolder:
 
         Args:
             step: training steps so far.
-            epoch: whole epochs so far.
+            epoch: as `Checkpoint` has it.
             facts: JSON values.
             save: writes the weights to the path it gets.
 

@@ -83,7 +83,7 @@ class StepCheckpoint(keras.callbacks.Callback):
             ConfigError: it holds another run's checkpoints, or cannot be written.
         """
         del logs
-        self._epoch = epoch
+        self._epoch = epoch + 1  # as logs count them
         self._begin()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -93,11 +93,6 @@ class StepCheckpoint(keras.callbacks.Callback):
         if step // self._every > self._last // self._every:
             self._write(step)
         self._last = step
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Counts epochs."""
-        del logs
-        self._epoch = epoch + 1
 
     def on_train_end(self, logs: Any = None) -> None:
         """Writes the last one, and that there are no more."""

@@ -2,7 +2,6 @@
 """Argument types and the parser that says what is wrong in one line."""
 
 import argparse
-import difflib
 import json
 import os
 import re
@@ -10,10 +9,11 @@ import shutil
 import ssl
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tf_hips.cli import hints
 from tf_hips.config import NAME, Tls
 from tf_hips.errors import LibraryError
 
@@ -45,18 +45,23 @@ class Parser(argparse.ArgumentParser):
     ) -> tuple[Any, list[str]]:
         """As `argparse.ArgumentParser`, but what is unknown is refused here.
 
-        Else the parser of all commands would do it, which does not say of which command.
+        Else the parser of all commands would do it, which does not say of which command. Options
+        that stand behind a script are the script's, and it is said where they have names of ours:
+        without `--`, which says so itself, they may have been meant for us.
         """
         options, left = super().parse_known_args(args, namespace)
+        known = [
+            name
+            for name, action in self._option_string_actions.items()
+            if action.help != argparse.SUPPRESS
+        ]
         if left:
-            known = [
-                name
-                for name, action in self._option_string_actions.items()
-                if action.help != argparse.SUPPRESS
-            ]
-            unknown = [one.partition("=")[0] for one in left if one.startswith("--")]
-            hints = [found for one in unknown if (found := hint(one, known))]
-            self.error(f"unrecognized arguments: {' '.join(left)}{hints[0] if hints else ''}")
+            unknown = [one.partition("=")[0] for one in left if one.startswith("-")]
+            found = [text for one in unknown if (text := hints.option(one, known))]
+            self.error(f"unrecognized arguments: {' '.join(left)}{found[0] if found else ''}")
+        if any(action.dest == "script" for action in self._actions) and "--" not in (args or ()):
+            text = hints.behind(options.script, options.arguments, known)
+            sys.stderr.write(f"{self.prog}: warning: {text}\n" if text else "")
         return options, left
 
     def error(self, message: str) -> NoReturn:
@@ -65,15 +70,9 @@ class Parser(argparse.ArgumentParser):
             message += f"; `{self.prog} --help` lists them"
         wrong = _WRONG_CHOICE.search(message)
         if wrong is not None:
-            message += hint(wrong[1], re.findall(r"[^\s,']+", wrong[2]))
+            message += hints.near(wrong[1], re.findall(r"[^\s,']+", wrong[2]))
         sys.stderr.write(f"{self.prog}: error: {message}\n")
         sys.exit(2)
-
-
-def hint(text: str, known: Iterable[str]) -> str:
-    """What is to be said behind a wrong name: `; did you mean NAME?`, or nothing."""
-    near = difflib.get_close_matches(text, list(known), 1)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 def count(text: str) -> int:

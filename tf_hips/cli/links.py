@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tf_hips.cli import arguments
+from tf_hips.cli import arguments, hints
 from tf_hips.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def topology(text: str) -> str:
     from tf_hips.comm.plan import COMPRESSED
 
     if text not in COMPRESSED:
-        near = arguments.hint(text, COMPRESSED) or "."
+        near = hints.near(text, COMPRESSED) or "."
         raise argparse.ArgumentTypeError(
             f"must be one of {', '.join(COMPRESSED)}{near} Received: {text!r}"
         )

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tf_hips import config
-from tf_hips.cli import arguments, quota
+from tf_hips.cli import arguments, quota, uplinks
 from tf_hips.cli.processes import Failure, Job
 
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
@@ -140,6 +140,7 @@ def run(options: argparse.Namespace) -> int:
     if options.server is not None:
         tls = arguments.identity(options)
         arguments.check_loopback("--server", options.server, tls)
+        uplinks.check_site(options.site, tls)
         uplink = config.Uplink(
             options.server,
             options.site,

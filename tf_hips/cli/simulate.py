@@ -33,7 +33,8 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--calibrate",
         metavar="DIR",
-        help="write FILE.yaml from the event logs of a run with ESync, and simulate nothing",
+        help="write FILE.yaml, which must not exist, from the event logs of a run with ESync, and "
+        "simulate nothing",
     )
     parser.set_defaults(run=run)
 
@@ -47,6 +48,11 @@ def run(options: argparse.Namespace) -> int:
     if options.calibrate is not None:
         if options.json is not None:
             raise arguments.UsageError("--calibrate simulates nothing and excludes --json")
+        if Path(options.file).exists():  # somebody may have written it by hand
+            raise arguments.UsageError(
+                f"--calibrate writes a new file; remove the old one or name another. Received: "
+                f"{options.file}, which is there already"
+            )
         config.write(calibrated(options.calibrate), options.file, VERSION)
         sys.stdout.write(f"wrote {options.file}\n")
         return 0

@@ -21,6 +21,7 @@ from tf_hips import config
 from tf_hips.cli import (
     arguments,
     config_file,
+    hints,
     links,
     local_training,
     preflight,
@@ -66,7 +67,7 @@ def mode(text: str) -> str:
         return "sync"
     if text not in (*MODES, *AGGREGATIONS):
         known = (*MODES, *AGGREGATIONS)
-        near = arguments.hint(text, known) or "."
+        near = hints.near(text, known) or "."
         raise argparse.ArgumentTypeError(
             f"must be one of {', '.join(known)}{near} Received: {text!r}"
         )

@@ -2,9 +2,11 @@
 """The options of a server that has another server above it: where that is, and as whom to join."""
 
 import argparse
+import contextlib
 
 from tf_hips import config
 from tf_hips.cli import arguments
+from tf_hips.errors import ConfigError
 
 _TOLD = (
     *("site", "uplink_authority", "uplink_certificate", "uplink_key", "uplink_compression"),
@@ -78,6 +80,34 @@ def of(options: argparse.Namespace) -> config.Uplink | None:
         prefix="uplink-",
     )
     arguments.check_loopback("--uplink", options.uplink, tls)
+    check_site(options.site, tls, prefix="uplink-")
     return config.Uplink(
         options.uplink, options.site, tls, server_role=options.uplink_role or "global-server"
     )
+
+
+def check_site(site: str, tls: config.Tls | None, prefix: str = "") -> None:
+    """Looks whether a certificate speaks for the site that joins, before anything is started.
+
+    Args:
+        site: what `--site` says, or is without it.
+        tls: what `arguments.identity` made of the options; None: plain text.
+        prefix: of the options' names in messages.
+
+    Raises:
+        UsageError: it is another's, whom the server above would not take for `site`.
+    """
+    if tls is None:
+        return
+    from tf_hips.ps.security import diagnosis
+    from tf_hips.ps.security.tls import CHILD_ROLE, Identity
+
+    wanted = held = Identity(CHILD_ROLE, site)
+    # What else is wrong with it depends on the server, and is said where it is shown to that.
+    with contextlib.suppress(ConfigError):
+        held = diagnosis.own_identity(tls)
+    if held != wanted:
+        raise arguments.UsageError(
+            f"--{prefix}certificate must be for `{wanted}`: the site is what --site says. "
+            f"Received: {tls.certificate}, which is for `{held}`"
+        )

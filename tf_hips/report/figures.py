@@ -49,7 +49,7 @@ def subject_of(runs: Sequence[Run]) -> str:
 
 def _of_accuracy(runs: Sequence[Run]) -> "dict[str, Figure]":
     found: dict[str, Figure] = {}
-    tested = [(index, run) for index, run in enumerate(runs) if run.points]
+    tested = [(index, run) for index, run in enumerate(runs) if run.curve]
     tested.sort(key=lambda one: one[1].is_single)  # solid lines before dotted ones
     subject = subject_of(runs)
     of_what = f" of {subject}" if subject else ""
@@ -93,11 +93,11 @@ def _accuracy(tested: Sequence[_Numbered], title: str) -> "Figure":
     from matplotlib.ticker import PercentFormatter
 
     drawn, axes = canvas.figure(title, _HEIGHT)
-    longest = max(run.points[-1][0] for _, run in tested)
+    longest = max(run.curve[-1][0] for _, run in tested)
     unit, divisor = ("min", 60.0) if longest > _MINUTES_FROM_S else ("s", 1.0)
     for index, run in tested:
-        times = [second / divisor for second, _ in run.points]
-        values = [accuracy for _, accuracy in run.points]
+        times = [second / divisor for second, _ in run.curve]
+        values = [accuracy for _, accuracy in run.curve]
         axes.plot(
             times,
             values,
@@ -108,7 +108,7 @@ def _accuracy(tested: Sequence[_Numbered], title: str) -> "Figure":
             markersize=3.5,
             label=f"{run.label} (one device)" if run.is_single else run.label,
         )
-    lowest = min(accuracy for _, run in tested for _, accuracy in run.points)
+    lowest = min(accuracy for _, run in tested for _, accuracy in run.curve)
     axes.set_ylim(max(0.0, lowest - 0.05), 1.01)
     axes.set_xlim(left=0.0)
     axes.set_xlabel(f"time since training began [{unit}]")

@@ -144,13 +144,13 @@ def table(found: Sequence[Run]) -> list[list[str]]:
 
 
 def _row(run: Run) -> list[str]:
-    best = max((one for _, one in run.points), default=None)
+    best = run.best_accuracy
     share = run.communication_share
     slow = "-"
     if run.slow_bytes is not None:
         slow = _size(run.slow_bytes)
         if run.dense_bytes:
-            slow += f" ({run.dense_bytes / run.slow_bytes:.1f}x less than dense)"
+            slow += f" ({_against(run.slow_bytes, run.dense_bytes)} than dense)"
     return [
         run.label,
         str(run.num_workers),
@@ -161,6 +161,11 @@ def _row(run: Run) -> list[str]:
         slow,
         "-" if share is None else f"{share:.0%}",
     ]
+
+
+def _against(value: float, other: float) -> str:
+    """How many times less than `other` a value is, or more: frames of a small model outweigh it."""
+    return f"{other / value:.1f}x less" if value <= other else f"{value / other:.1f}x more"
 
 
 def _size(value: float) -> str:

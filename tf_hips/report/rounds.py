@@ -134,11 +134,26 @@ def epochs(events: Sequence[Event]) -> list[tuple[float, float]]:
     Returns:
         (`time_us`, test accuracy) of each.
     """
+    return _tests(events, "epoch")
+
+
+def result(events: Sequence[Event]) -> tuple[float, float] | None:
+    """The end of the newest run, as the first worker that logs it tells it.
+
+    With local steps it is the model after the last meeting, which no `epoch` has tested.
+
+    Returns:
+        (`time_us`, test accuracy); None: the run has not ended, or nobody tested it.
+    """
+    return next(reversed(_tests(events, "result")), None)
+
+
+def _tests(events: Sequence[Event], name: str) -> list[tuple[float, float]]:
     # A trainer that did not test, or whose loss was no number, has no accuracy.
     found = [
         event
         for event in newest_run(events)
-        if _is(event, "epoch") and event.get("test_accuracy") is not None
+        if _is(event, name) and event.get("test_accuracy") is not None
     ]
     if not found:
         return []

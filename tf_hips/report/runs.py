@@ -62,7 +62,7 @@ class Run:
         subject: network and data set; empty where logs do not say.
         mode: how workers trained together; empty where logs do not say.
         split: how rows were dealt out; `iid` where logs do not say.
-        points: (seconds since training began, test accuracy).
+        points: (seconds since training began, test accuracy) of each test in training.
         workers: those that have told something, in the order of their names.
         num_workers: how many trained, also those without a log or played by another's process.
         seconds: from the beginning to the last test.
@@ -73,6 +73,7 @@ class Run:
         source: where it was read.
         marks: what was found out about its peers.
         shares: how often rules have chosen the rows of each.
+        result: as one of `points`, the model that the run ended with; None: logs do not say.
     """
 
     label: str
@@ -89,6 +90,7 @@ class Run:
     source: str
     marks: tuple[Mark, ...] = ()
     shares: tuple[Share, ...] = ()
+    result: tuple[float, float] | None = None
 
     @property
     def is_iid(self) -> bool:
@@ -101,9 +103,21 @@ class Run:
         return len(self.workers) == 1 and self.slow_bytes is None
 
     @property
+    def curve(self) -> tuple[tuple[float, float], ...]:
+        """`points`, and `result` where it is not what the last of them says."""
+        if self.result is None or (self.points and self.points[-1][1] == self.result[1]):
+            return self.points
+        return (*self.points, self.result)
+
+    @property
     def accuracy(self) -> float | None:
-        """The last one."""
-        return self.points[-1][1] if self.points else None
+        """The last one: of `result` where there is one."""
+        return self.curve[-1][1] if self.curve else None
+
+    @property
+    def best_accuracy(self) -> float | None:
+        """The highest one."""
+        return max((one for _, one in self.curve), default=None)
 
     @property
     def samples_per_s(self) -> float | None:
@@ -248,6 +262,7 @@ def from_events(events: Sequence[Event], source: Path) -> Run:
     points = tuple(
         ((time_us - begin) / 1e6, accuracy) for time_us, accuracy in rounds.epochs(events)
     )
+    ended = rounds.result(events)
     names = sorted({(event["site"], event["rank"]) for event in events})
     workers = tuple(
         _worker([event for event in events if (event["site"], event["rank"]) == name])
@@ -273,6 +288,7 @@ def from_events(events: Sequence[Event], source: Path) -> Run:
         source=str(source),
         marks=peers.marks(of_all),
         shares=choices.shares(of_all),
+        result=None if ended is None else ((ended[0] - begin) / 1e6, ended[1]),
     )
 
 
@@ -428,13 +444,13 @@ def facts(run: Run) -> dict[str, Any]:
         "split": run.split,
         "workers": run.num_workers,
         "accuracy": run.accuracy,
-        "best_accuracy": max((one for _, one in run.points), default=None),
+        "best_accuracy": run.best_accuracy,
         "seconds": run.seconds,
         "samples_per_s": run.samples_per_s,
         "slow_bytes": run.slow_bytes,
         "dense_bytes": run.dense_bytes,
         "communication_share": run.communication_share,
-        "points": [list(point) for point in run.points],
+        "points": [list(point) for point in run.curve],
         "per_worker": [dataclasses.asdict(worker) for worker in run.workers],
         "peers": [dataclasses.asdict(line) for line in peers.lines(run.marks)],
         "chosen": [dataclasses.asdict(one) for one in run.shares],

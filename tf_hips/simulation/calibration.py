@@ -8,9 +8,10 @@
                   way, encoding, merging
 
 Workers of a party that keep step are one member, and rank 0 of them speaks for all. Rounds in which
-nothing was known yet, or a member had no data, do not count. Links are not told
-from the rest of a meeting: what was measured holds for the model, the codec and the links of that
-run.
+nothing was known yet, or a member had no data, do not count. The codecs are those that the first
+party has joined a server with; without a server there is none to ask, and they are fp32. Links are
+not told from the rest of a meeting: what was measured holds for the model, the codecs and the links
+of that run.
 """
 
 import collections
@@ -72,7 +73,9 @@ def calibrated(folder: str | Path) -> Description:
                 f"first {_UNCOUNTED}. Received: {len(whole)} of {name}"
             )
         groups.append(_group(name, whole))
-    traffic = Traffic(parameters=max([1, *elements]))
+    joined = next((one for one in events if one["event"] == "joined"), {})
+    codecs = {name: joined[name] for name in ("compression", "downlink") if name in joined}
+    traffic = Traffic(parameters=max([1, *elements]), **codecs)
     return Description(traffic, tuple(groups), (Method("esync"),))
 
 
