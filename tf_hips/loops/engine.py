@@ -55,6 +55,7 @@ from tf_hips.loops.exchange import Exchange
 from tf_hips.loops.executions import Executions
 from tf_hips.loops.hearing import check_samples, read_all
 from tf_hips.loops.meeting import WEIGHTINGS, Meeting, Told, Word, met, own_words
+from tf_hips.loops.methods import Applied
 from tf_hips.loops.outer import Outer, chosen_outer
 from tf_hips.loops.position import Position
 from tf_hips.loops.slots import FirstSlots
@@ -128,6 +129,7 @@ class Loop(keras.callbacks.Callback):
         self._outer = Outer(rule)
         self._bearing = bearing_of(strategy)
         self._slots = FirstSlots(model)
+        self.applied = Applied(model)
         self._resets_slots = reset_optimizer
         self._exchange = Exchange(
             self,
@@ -294,12 +296,14 @@ class Loop(keras.callbacks.Callback):
             "epochs": self._epochs,
             "total": self._total_steps,
             "before": self._before,
+            "applied": self.applied.place(),
         }
 
     def go_on(self, place: dict[str, Any]) -> None:
         """Takes up the place that a backup has."""
         self.round, self._epochs = place["round"], place["epochs"]
         self._total_steps, self._before = place["total"], place["before"]
+        self.applied.go_on(place.get("applied", ()))
         self._has_ended = False
 
     @property
@@ -411,6 +415,7 @@ class Loop(keras.callbacks.Callback):
         self._exchange.check(model)
         self._slots.count()
         self._steps = int(self._counter.numpy()[1])
+        self.applied.begin(self._steps)
         if not is_first:
             self.agree()
         self._planned = self.plan(self.round)
@@ -532,6 +537,7 @@ class Loop(keras.callbacks.Callback):
         self._total_steps += self.steps
         self._counter.assign(tf.zeros([2], tf.int64), read_value=False)
         self._steps = self._epochs = 0
+        self.applied.begin()
         self.round += 1
         self._planned = self.plan(self.round)
         voted.begin(self._strategy)
