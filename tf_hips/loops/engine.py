@@ -128,7 +128,7 @@ class Loop(keras.callbacks.Callback):
         self._party_rounds = party_rounds
         self._outer = Outer(rule)
         self._bearing = bearing_of(strategy)
-        self._slots = FirstSlots(model)
+        self._slots = FirstSlots(model, resets=reset_optimizer)
         self.applied = Applied(model)
         self._resets_slots = reset_optimizer
         self._exchange = Exchange(
