@@ -176,6 +176,34 @@ def _drawn():
     return types.SimpleNamespace(seats=object())
 
 
+@pytest.mark.parametrize("is_scheduled", [False, True])
+def test_updates_of_accumulated_gradients_are_whole_though_slots_begin_anew(is_scheduled):
+    import keras
+
+    from tf_hips.loops import FedAvg
+    from tf_hips.loops.slots import FirstSlots
+    from tf_hips.strategies import CompressedRing
+
+    rate = keras.optimizers.schedules.PiecewiseConstantDecay([99], [0.1, 0.1])
+    strategy = CompressedRing()
+    with strategy.scope():
+        layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+        model = keras.Sequential([keras.Input((1,)), layer])
+        optimizer = keras.optimizers.SGD(
+            rate if is_scheduled else 0.1, gradient_accumulation_steps=3
+        )
+        model.compile(optimizer, lambda y, out: -keras.ops.mean(out, axis=-1))
+    loop = FedAvg(model, strategy, local_steps=4, reset_optimizer=True)
+    x = np.ones((8, 1), np.float32)
+    loop.fit(x, x, batch_size=1, verbose=0)
+    # The gradient is always -1: two updates of 3 steps each.
+    assert float(layer.kernel[0, 0]) == pytest.approx(0.2)
+    [accumulated] = optimizer._accumulated_gradients
+    assert float(accumulated[0, 0]) == (-2.0 if is_scheduled else 0.0)
+    FirstSlots(model).restore(is_refused=True)  # it may hold NaN
+    assert float(accumulated[0, 0]) == 0.0
+
+
 def test_all_scheduled_optimizers_count_their_slots_and_a_backup_has_it():
     import keras
     import tensorflow as tf

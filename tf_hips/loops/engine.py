@@ -498,8 +498,9 @@ class Loop(keras.callbacks.Callback):
         )
         # Where workers of a party keep step their slots are equal, and what one holds all may hold.
         alike = meeting.parties[party] if meeting.is_equal else [own]
-        if self._resets_slots or not all(one.is_finite for one in alike):
-            self._slots.restore()  # they may hold NaN, too
+        is_refused = not all(one.is_finite for one in alike)
+        if self._resets_slots or is_refused:
+            self._slots.restore(is_refused=is_refused)  # they may hold NaN, too
         if is_whole and meeting.is_last:
             self.end()
         self.next_round()

@@ -3,7 +3,8 @@
 
 Where slots begin anew, so does what counts their steps: Adam divides a mean of j gradients by
 1 - beta^j. Where the learning rate is a schedule, the optimizer's own count goes on for it, and the
-step at which the slots began is kept beside it (`hooks.begun`).
+step at which the slots began is kept beside it (`hooks.begun`). Keras accumulates gradients by that
+count, too, so they go on with it, unless they may hold NaN.
 
 A slot may begin as the weight that it belongs to (ScheduleFreeAdamW's iterate): it gets the weight
 of the moment. Which ones do so is found by building the optimizer on marked variables.
@@ -77,25 +78,33 @@ class FirstSlots:
             begun.assign(known)
             self._counted[place] = optimizer
 
-    def restore(self) -> None:
+    def restore(self, *, is_refused: bool = False) -> None:
         """Gives slots and counts their first values; learning rates and loss scales stay.
 
-        The number of steps stays, too, where the learning rate depends on it; the slots count
-        theirs from here.
+        The number of steps stays, too, where the learning rate depends on it, with the gradients
+        that were accumulated by it; the slots count theirs from here.
+
+        Args:
+            is_refused: whether what was accumulated must not stay: it may hold NaN.
         """
         for place, optimizer in enumerate(parts_of(self._model)):
             if optimizer.built:  # else it has made no step
-                self._restore(optimizer)
+                self._restore(optimizer, is_refused=is_refused)
             if _is_scheduled(optimizer):
                 hooks.begun(optimizer).assign(optimizer._iterations.value)
                 for begun in self._begun[place : place + 1]:
                     begun.assign(optimizer._iterations.value)
 
-    def _restore(self, optimizer: Any) -> None:
+    def _restore(self, optimizer: Any, *, is_refused: bool) -> None:
         if optimizer not in self._first:
             self._first[optimizer] = _first_values(optimizer)
         weights = optimizer._trainable_variables
+        # Keras would divide what comes after by the number of all that were to be accumulated.
+        goes_on = _is_scheduled(optimizer) and not is_refused
+        kept = getattr(optimizer, "_accumulated_gradients", []) if goes_on else []
         for variable, first in zip(optimizer.variables, self._first[optimizer], strict=True):
+            if any(variable is one for one in kept):
+                continue
             if isinstance(first, int):
                 variable.assign(weights[first])
             elif first is not None:
