@@ -29,6 +29,12 @@ from tf_hips.comm.compressed import MakeVariable
 from tf_hips.errors import ConfigError
 from tf_hips.loops import checked
 
+# Options of SGD by which its steps are no multiples of gradients.
+_NO_MULTIPLES = (
+    "momentum", "gradient_accumulation_steps", "clipnorm", "global_clipnorm", "clipvalue",
+    "ema_overwrite_frequency",
+)  # fmt: skip
+
 
 @dataclasses.dataclass(frozen=True)
 class PostLocal:
@@ -282,21 +288,18 @@ class ControlVariates:
         optimizer = inner(self._model.optimizer)
         rate = getattr(optimizer, "_learning_rate", None)
         names = [type(one).__name__ for one in parts_of(self._model)] or ["none"]
+        found = {name: getattr(optimizer, name, None) for name in _NO_MULTIPLES}
+        options = [f"{name}={value}" for name, value in found.items() if value]
         if (
             len(names) > 1  # a step of one's own may use any of them
             or type(optimizer) is not keras.optimizers.SGD
-            or optimizer.momentum
-            or optimizer.gradient_accumulation_steps
-            or optimizer.clipnorm
-            or optimizer.global_clipnorm
-            or optimizer.clipvalue
-            or (optimizer.use_ema and optimizer.ema_overwrite_frequency)
+            or options
             or not isinstance(rate, keras.Variable)
         ):
             raise ConfigError(
                 "SCAFFOLD divides by the learning rate of local steps: compile the model with "
                 "keras.optimizers.SGD, its only optimizer, of a rate that is no schedule, without "
                 "momentum, without gradient_accumulation_steps, without clipping and without "
-                f"ema_overwrite_frequency. Received: {', '.join(names)}"
+                f"ema_overwrite_frequency. Received: {', '.join(names + options)}"
             )
         return float(rate)
