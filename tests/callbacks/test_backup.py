@@ -146,6 +146,31 @@ def test_a_stopped_run_goes_on_at_the_step_bit_for_bit(tmp_path, steps_per_execu
     assert len(train(resumed, [], epochs=1)["loss"]) == 1
 
 
+def test_states_of_recurrent_layers_go_on(tmp_path):
+    import keras
+
+    def run(directory=None, stop_at=None, stateful=True):
+        keras.utils.set_random_seed(1)
+        # Its own states, and those of the two layers that it has inside.
+        recurrent = keras.layers.Bidirectional(keras.layers.GRU(2, stateful=stateful))
+        rows = [keras.Input(batch_shape=(4, 5)), keras.layers.Reshape((5, 1))]
+        model = keras.Sequential([*rows, recurrent, keras.layers.Dense(1)])
+        model.compile("sgd", "mse", run_eagerly=True)
+        _, [*backup, stopping, _, _] = callbacks(directory, stop_at, save_freq=1)
+        history = train(model, [*backup, stopping], epochs=2)
+        return model, history, [np.asarray(one) for one in recurrent.states]
+
+    model, history, states = run()
+    with pytest.raises(Stop):
+        run(tmp_path, stop_at=(0, 4))
+    with pytest.raises(ValueError, match=r"is missing, and state float32\[4, 2\] when"):
+        run(tmp_path, stateful=False)
+    resumed, resumed_history, resumed_states = run(tmp_path)
+    assert_same(model, history, resumed, resumed_history)
+    for one, two in zip(states, resumed_states, strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
 def test_a_run_stopped_between_epochs_goes_on_with_the_next(tmp_path, uninterrupted):
     model, history = uninterrupted
     stopped = build()

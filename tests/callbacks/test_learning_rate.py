@@ -143,12 +143,20 @@ def test_errors_say_what_is_wrong():
 
     from tf_hips.callbacks import LearningRateMultiplier, LearningRateWarmup
 
+    class Unsaved(keras.optimizers.schedules.LearningRateSchedule):
+        """Without a `get_config`."""
+
+        def __call__(self, step):
+            return 0.1
+
     decay = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
     with pytest.raises(TypeError, match="positional"):
         LearningRateMultiplier(0.1, 0.5, 3)
     for callback in (LearningRateWarmup(), LearningRateMultiplier(0.1, 0.5)):
         with pytest.raises(ValueError, match=r"must be a float .* schedule .*ExponentialDecay"):
             fit([callback], rate=decay)
+        with pytest.raises(ValueError, match=r"must be a float .* learning_rate=Unsaved"):
+            fit([callback], rate=Unsaved())
     for wrong in (
         {"initial_lr": 0.0},
         {"warmup_epochs": 0},

@@ -322,16 +322,24 @@ def test_a_fit_without_an_epoch_does_nothing():
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("kind", ["FedAvg", "StreamingDiLoCo"])
-def test_a_loss_that_is_no_number_costs_a_round(kind, caplog):
+@pytest.mark.parametrize(
+    ("kind", "is_scheduled"), [("FedAvg", False), ("FedAvg", True), ("StreamingDiLoCo", False)]
+)
+def test_a_loss_that_is_no_number_costs_a_round(kind, is_scheduled, caplog):
     import keras
 
     from tf_hips import loops
     from tf_hips.strategies import CompressedRing
 
+    class Unsaved(keras.optimizers.schedules.LearningRateSchedule):
+        """Without a `get_config`, as that of TensorFlow's tutorial on transformers."""
+
+        def __call__(self, step):
+            return 0.001
+
     strategy = CompressedRing()
     with strategy.scope():
-        model = _build()
+        model = _build(keras.optimizers.Adam(Unsaved()) if is_scheduled else "adam")
     options = {"fragments": 2} if kind == "StreamingDiLoCo" else {}
     loop = getattr(loops, kind)(model, strategy, local_steps=2, **options)
     finite = []

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Slots that begin anew: of every kind of optimizer, and of all that a model has."""
 
+import types
+
 import numpy as np
 import pytest
 
 from tests.support.ranks import ranks
+from tf_hips.errors import ConfigError
 
 pytestmark = pytest.mark.tf
 
@@ -92,6 +95,115 @@ def test_a_slot_that_begins_as_the_weight_gets_the_weight():
             assert _train(model, epochs=3) == _train(anew, epochs=3)
 
 
+def _unsaved(kind):
+    """An optimizer whose schedule, rate or class has no `get_config` that Keras could use."""
+    import keras
+    import tensorflow as tf
+
+    class Schedule(keras.optimizers.schedules.LearningRateSchedule):
+        def __call__(self, step):
+            return 0.01 * tf.math.rsqrt(tf.cast(step + 1, tf.float32))
+
+    class Longer(keras.optimizers.SGD):
+        def __init__(self, rate, factor):
+            super().__init__(rate * factor, momentum=0.9, use_ema=True)
+
+    class Other(keras.optimizers.SGD):
+        def __init__(self, learning_rate=0.1, momentum=0.0):
+            super().__init__(learning_rate, momentum=momentum)
+
+        def get_config(self):
+            return {}
+
+    return {
+        "schedule": lambda: keras.optimizers.Ftrl(Schedule()),
+        "function": lambda: keras.optimizers.Ftrl(lambda: 0.01),
+        "constructor": lambda: Longer(0.1, 0.1),
+        "other slots": lambda: Other(0.01, 0.9),
+    }[kind]()
+
+
+@pytest.mark.parametrize("kind", ["schedule", "function"])
+def test_rates_that_keras_cannot_save_make_no_difference(kind):
+    from tf_hips.loops import voted
+    from tf_hips.loops.slots import FirstSlots, twin_of
+
+    optimizer = _unsaved(kind)
+    model, rate = _model(optimizer), optimizer._learning_rate
+    slots = FirstSlots(model, resets=True)
+    slots.count()
+    optimizer.build(model.trainable_variables)
+    before = _values(optimizer)  # Ftrl begins with 0.1
+    _train(model)
+    slots.restore()
+    for value, wanted in zip(_values(optimizer)[1:], before[1:], strict=True):
+        np.testing.assert_array_equal(value, wanted)
+    assert int(optimizer.iterations) == (1 if kind == "schedule" else 0)
+    assert optimizer._learning_rate is twin_of(optimizer)._learning_rate is rate
+    with pytest.raises(ConfigError, match=r"keep nothing.*which keeps .*accumulator"):
+        voted.check_optimizer(_drawn(), model, resets=False)
+
+
+@pytest.mark.parametrize("kind", ["constructor", "other slots"])
+def test_slots_of_optimizers_that_keras_cannot_make_again_begin_as_zeros(kind, caplog):
+    from tf_hips.loops import voted
+    from tf_hips.loops.slots import FirstSlots
+
+    optimizer = _unsaved(kind)
+    model = _model(optimizer)
+    _train(model)
+    slots = FirstSlots(model)
+    slots.count()
+    slots.restore()
+    count, rate, *rest = _values(optimizer)
+    assert int(count) == 0 and float(rate) == pytest.approx(0.01)
+    averages = model.get_weights() if optimizer.use_ema else []
+    zeros = [np.zeros_like(one) for one in model.get_weights()]
+    for value, wanted in zip(rest, averages + zeros, strict=True):
+        np.testing.assert_array_equal(value, wanted)
+    assert "begin as zeros. An optimizer must be one that Keras can make again" in caplog.text
+    if kind == "constructor":
+        for refused in (
+            FirstSlots(model, resets=True).count,
+            lambda: voted.check_optimizer(_drawn(), model, resets=False),
+        ):
+            with pytest.raises(ConfigError, match=r"override get_config.*Received: Longer, TypeE"):
+                refused()
+
+
+def _drawn():
+    """As much of a strategy as tells that groups of voters change from round to round."""
+    return types.SimpleNamespace(seats=object())
+
+
+@pytest.mark.parametrize("is_scheduled", [False, True])
+def test_updates_of_accumulated_gradients_are_whole_though_slots_begin_anew(is_scheduled):
+    import keras
+
+    from tf_hips.loops import FedAvg
+    from tf_hips.loops.slots import FirstSlots
+    from tf_hips.strategies import CompressedRing
+
+    rate = keras.optimizers.schedules.PiecewiseConstantDecay([99], [0.1, 0.1])
+    strategy = CompressedRing()
+    with strategy.scope():
+        layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+        model = keras.Sequential([keras.Input((1,)), layer])
+        optimizer = keras.optimizers.SGD(
+            rate if is_scheduled else 0.1, gradient_accumulation_steps=3
+        )
+        model.compile(optimizer, lambda y, out: -keras.ops.mean(out, axis=-1))
+    loop = FedAvg(model, strategy, local_steps=4, reset_optimizer=True)
+    x = np.ones((8, 1), np.float32)
+    loop.fit(x, x, batch_size=1, verbose=0)
+    # The gradient is always -1: two updates of 3 steps each.
+    assert float(layer.kernel[0, 0]) == pytest.approx(0.2)
+    [accumulated] = optimizer._accumulated_gradients
+    assert float(accumulated[0, 0]) == (-2.0 if is_scheduled else 0.0)
+    FirstSlots(model).restore(is_refused=True)  # it may hold NaN
+    assert float(accumulated[0, 0]) == 0.0
+
+
 def test_all_scheduled_optimizers_count_their_slots_and_a_backup_has_it():
     import keras
     import tensorflow as tf
@@ -142,11 +254,11 @@ def test_what_steps_of_several_optimizers_weigh():
     _train(model, epochs=4)
     slowly = methods.effective_steps(6, shrinkage=0.1)
     expected = (20 * methods.effective_steps(3, 0.9) + 5 * slowly) / 25
-    assert methods.weighed(model, 6, 0.2) == pytest.approx(expected)
+    assert methods.weighed(model, 6, lambda one: 6, 0.2) == pytest.approx(expected)
     # One that was compiled and has no part in the steps does not count.
     model.compile("rmsprop", "mse")
     model.fast, model.slow = fast, slow
-    assert methods.weighed(model, 6, 0.2) == pytest.approx(expected)
+    assert methods.weighed(model, 6, lambda one: 6, 0.2) == pytest.approx(expected)
 
     strategy = CompressedRing()
     with strategy.scope():

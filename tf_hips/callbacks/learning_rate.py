@@ -75,13 +75,14 @@ class _Rate(keras.callbacks.Callback):
                 ", ".join(others),
             )
         # Read here, before anything is restored or changed.
-        current = optimizer.get_config().get("learning_rate")
-        if not isinstance(current, float):
+        rate = getattr(optimizer, "_learning_rate", None)
+        if not isinstance(rate, keras.Variable):
             raise ValueError(
                 f"The learning rate of {type(optimizer).__name__} must be a float for "
                 f"{type(self).__name__} to set it; a schedule computes it from the steps. "
-                f"Received: learning_rate={current}"
+                f"Received: learning_rate={type(rate).__name__}"
             )
+        current = float(rate.numpy())
         # Every `fit` has its own, unless the last one was broken off in the middle of this.
         is_own = self._last is not None and self._last == (optimizer, current)
         if self._given is None and not is_own:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Everything of a Keras model that changes while it trains, in files and back.
 
-Weights, optimizer variables, random states and, in the middle of an epoch, metrics. What is equal
-on all ranks is written once, the rest by each rank; which is which is found by comparing digests,
-so that statistics of BatchNormalization, accumulated gradients and the variables of a user's own
-layers need no rule.
+Weights, optimizer variables, random states, states of recurrent layers and, in the middle of an
+epoch, metrics. What is equal on all ranks is written once, the rest by each rank; which is which is
+found by comparing digests, so that statistics of BatchNormalization, accumulated gradients and the
+variables of a user's own layers need no rule.
 
 Files are TensorFlow checkpoints: any type, checked by checksums, read by any TensorFlow.
 """
@@ -34,7 +34,8 @@ class Entry:
     """One variable.
 
     Attributes:
-        role: what it is to the model, for messages: "weight", "optimizer", "metric", "seed".
+        role: what it is to the model, for messages: "weight", "optimizer", "seed", "state" (of a
+            recurrent layer), "metric".
         variable: the TensorFlow variable.
     """
 
@@ -61,6 +62,8 @@ def entries(model: keras.Model, *, metrics: bool, seed: bool) -> list[Entry]:
     ]
     if seed:
         groups.append(("seed", [global_seed_generator(make=True).state]))
+    # Keras does not count what recurrent layers with `stateful=True` keep among their variables.
+    groups.append(("state", _states(model)))
     if metrics:
         groups.append(("metric", model.metrics_variables))
     found: dict[int, Entry] = {}
@@ -69,6 +72,12 @@ def entries(model: keras.Model, *, metrics: bool, seed: bool) -> list[Entry]:
             variable = raw(one)
             found.setdefault(id(variable), Entry(role, variable))
     return list(found.values())
+
+
+def _states(model: keras.Model) -> list[Any]:
+    stateful = (one for one in model._flatten_layers() if getattr(one, "stateful", False))
+    states = keras.tree.flatten([getattr(one, "states", None) for one in stateful])
+    return [one for one in states if isinstance(one, keras.Variable)]
 
 
 def _saved(model: keras.Model, optimizer: Any) -> list[Any]:

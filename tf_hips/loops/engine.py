@@ -56,6 +56,7 @@ from tf_hips.loops.exchange import Exchange
 from tf_hips.loops.executions import Executions
 from tf_hips.loops.hearing import check_samples, read_all
 from tf_hips.loops.meeting import WEIGHTINGS, Meeting, Told, Word, met, own_words
+from tf_hips.loops.methods import Applied
 from tf_hips.loops.outer import Outer, chosen_outer
 from tf_hips.loops.position import Position
 from tf_hips.loops.slots import FirstSlots
@@ -128,7 +129,8 @@ class Loop(keras.callbacks.Callback):
         self._party_rounds = party_rounds
         self._outer = Outer(rule)
         self._bearing = bearing_of(strategy)
-        self._slots = FirstSlots(model)
+        self._slots = FirstSlots(model, resets=reset_optimizer)
+        self.applied = Applied(model)
         self._resets_slots = reset_optimizer
         self._exchange = Exchange(
             self,
@@ -295,12 +297,14 @@ class Loop(keras.callbacks.Callback):
             "epochs": self._epochs,
             "total": self._total_steps,
             "before": self._before,
+            "applied": self.applied.place(),
         }
 
     def go_on(self, place: dict[str, Any]) -> None:
         """Takes up the place that a backup has."""
         self.round, self._epochs = place["round"], place["epochs"]
         self._total_steps, self._before = place["total"], place["before"]
+        self.applied.go_on(place.get("applied", ()))
         self._has_ended = False
 
     @property
@@ -413,6 +417,7 @@ class Loop(keras.callbacks.Callback):
         self._exchange.check(model)
         self._slots.count()
         self._steps = int(self._counter.numpy()[1])
+        self.applied.begin(self._steps)
         if not is_first:
             with self._loan.whole():
                 check_adapted(strategy, model)
@@ -498,8 +503,9 @@ class Loop(keras.callbacks.Callback):
         )
         # Where workers of a party keep step their slots are equal, and what one holds all may hold.
         alike = meeting.parties[party] if meeting.is_equal else [own]
-        if self._resets_slots or not all(one.is_finite for one in alike):
-            self._slots.restore()  # they may hold NaN, too
+        is_refused = not all(one.is_finite for one in alike)
+        if self._resets_slots or is_refused:
+            self._slots.restore(is_refused=is_refused)  # they may hold NaN, too
         if is_whole and meeting.is_last:
             self.end()
         self.next_round()
@@ -537,6 +543,7 @@ class Loop(keras.callbacks.Callback):
         self._total_steps += self.steps
         self._counter.assign(tf.zeros([2], tf.int64), read_value=False)
         self._steps = self._epochs = 0
+        self.applied.begin()
         self.round += 1
         self._planned = self.plan(self.round)
         voted.begin(self._strategy)

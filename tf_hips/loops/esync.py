@@ -309,7 +309,7 @@ class ESync(Loop):
         report = self._report()
         self._told = {
             "step_s": report.step_s,
-            "effective": methods.weighed(self.model, self.steps),
+            "effective": methods.weighed(self.model, self.steps, self.applied.of),
             "local_s": report.busy_s,
             "loss": self._loss.smoothed(),
         }
@@ -358,13 +358,14 @@ class ESync(Loop):
         own = meeting.parties[party][worker]
         if self._averaging == AVERAGED or not own.counts:
             return moved
-        members = meeting.members
-        if self._bears_liars:
-            counted = [one.words["effective"] for share, one in members if share > 0]
-            mean = lesser_median(counted or [own.words["effective"]])
+        members, made = meeting.members, own.words["effective"]
+        told = [(share, one.words.get("effective", 0.0)) for share, one in members]
+        if not made:  # a loss scale has skipped all steps
+            factor = 1.0
+        elif self._bears_liars:
+            factor = lesser_median([one for share, one in told if share and one] or [made]) / made
         else:
-            mean = sum(share * one.words.get("effective", 0.0) for share, one in members)
-        factor = mean / own.words["effective"]
+            factor = methods.gain(made, told)
         if self._averaging == BOUNDED:
             # Workers of a party send the same, so its first one's loss counts.
             number = party if meeting.is_equal or len(meeting.parties) > 1 else worker

@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_hips.callbacks.optimizers import inner
 from tf_hips.comm.compressed import MakeVariable
 from tf_hips.errors import ConfigError, ToleranceError
 from tf_hips.loops import checked, methods
@@ -209,9 +210,9 @@ class FedAvg(Loop):
         return self._local_epochs is not None and self.epochs >= self._local_epochs
 
     def note_steps(self) -> None:
-        """Counts the learning rates of steps, for SCAFFOLD."""
+        """Counts the learning rates of the optimizer's steps, for SCAFFOLD."""
         if self._controls is not None:
-            self._controls.count(self.steps)
+            self._controls.count(self.applied.of(inner(self.model.optimizer)))
 
     def next_round(self) -> None:
         """Begins the next local phase."""
@@ -260,7 +261,7 @@ class FedAvg(Loop):
         if not self._normalises:
             return {}
         mu = 0.0 if self._proximal is None else self._proximal.mu
-        return {"effective": methods.weighed(self.model, self.steps, mu)}
+        return {"effective": methods.weighed(self.model, self.steps, self.applied.of, mu)}
 
     def vocabulary(self) -> dict[str, Word]:
         """FedNova's a_i."""
@@ -280,12 +281,11 @@ class FedAvg(Loop):
         own = meeting.parties[party][worker]
         sent = list(moved)
         if self._normalises and own.counts:
-            members = meeting.members
-            mean = sum(share * one.words.get("effective", 0.0) for share, one in members)
-            factor = mean / own.words["effective"]
+            told = [(share, one.words.get("effective", 0.0)) for share, one in meeting.members]
+            factor = methods.gain(own.words["effective"], told)
             sent = [one * tf.cast(factor, one.dtype) for one in sent]
         if self._controls is not None:
-            sent += self._controls.sent(moved, own.steps if own.counts else 0)
+            sent += self._controls.sent(moved, counts=own.counts)
         return sent
 
     def incoming(

@@ -3,11 +3,11 @@
 
     proximal term      FedProx, Li et al., 2020: g + mu (w - w_before) in each local step
     control variates   SCAFFOLD, Karimireddy et al., 2020, option II: g - c_i + c in a local step;
-                       c_i' = c_i - c + (w_before - w) / (K lr), for K lr the sum of the steps'
-                       rates; c loses the members' mean of c_i - c_i', times the share of members
-                       that took part
-    normalisation      FedNova, Wang et al., 2020: x_i (sum p_j a_j) / a_i, a_i the local steps by
-                       what momentum and the proximal term make of them
+                       c_i' = c_i - c + (w_before - w) / (K lr), for K lr the sum of the rates of
+                       the optimizer's steps; c loses the members' mean of c_i - c_i', times the
+                       share of members that took part
+    normalisation      FedNova, Wang et al., 2020: x_i (sum p_j a_j) / a_i, a_i the optimizer's
+                       steps by what momentum and the proximal term make of them
     participation      which members send in a round, a function of (seed, round)
 
 Plain functions and small values; the loop asks them.
@@ -17,7 +17,8 @@ import dataclasses
 import hashlib
 import math
 import numbers
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -27,6 +28,12 @@ from tf_hips.callbacks.optimizers import inner, parts_of
 from tf_hips.comm.compressed import MakeVariable
 from tf_hips.errors import ConfigError
 from tf_hips.loops import checked
+
+# Options of SGD by which its steps are no multiples of gradients.
+_NO_MULTIPLES = (
+    "momentum", "gradient_accumulation_steps", "clipnorm", "global_clipnorm", "clipvalue",
+    "ema_overwrite_frequency",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,22 +61,64 @@ class PostLocal:
         return 1 if number < self.after else self.steps
 
 
-def weighed(model: keras.Model, steps: int, prox_mu: float = 0.0) -> float:
-    """What `steps` local steps of a model weigh: `effective_steps` of its optimizer.
+class Applied:
+    """How often each optimizer of a model has made a step since a local phase began.
+
+    In a step of Keras it need not be once: a loss scale skips those that overflow, a `train_step`
+    of one's own may accumulate gradients or take two steps (SAM).
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        """Remembers the model; looks at nothing yet."""
+        self._model = model
+        # By the optimizer: a model may be compiled again.
+        self._before: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+    def begin(self, steps: int = 0) -> None:
+        """A local phase begins, or goes on after `steps` local steps."""
+        if not steps:
+            self._before.clear()
+        for one in parts_of(self._model):
+            # What is not known (in an older backup) was one in each of them.
+            self._before.setdefault(one, max(_made(one) - steps, 0))
+
+    def of(self, optimizer: Any) -> int:
+        """Steps of one of `parts_of` the model; with accumulated gradients each adds some."""
+        return max(_made(optimizer) - self._before.get(optimizer, 0), 0)
+
+    def place(self) -> list[int]:
+        """What a backup keeps: the steps before the local phase, in the order of `parts_of`."""
+        return [self._before.get(one, 0) for one in parts_of(self._model)]
+
+    def go_on(self, place: Sequence[int]) -> None:
+        """Takes up the place that a backup has."""
+        self._before.clear()
+        self._before.update(zip(parts_of(self._model), place, strict=False))
+
+
+def _made(optimizer: Any) -> int:
+    return int(optimizer._iterations.numpy())
+
+
+def weighed(
+    model: keras.Model, steps: int, applied: Callable[[Any], int], prox_mu: float = 0.0
+) -> float:
+    """What local steps of a model weigh: `effective_steps` of its optimizer.
 
     Where several optimizers make them it is the mean over the elements that they train. With
     accumulated gradients those steps count that change weights.
 
     Args:
         model: what was trained.
-        steps: local steps.
+        steps: local steps, for a model without an optimizer.
+        applied: how many steps an optimizer has made in them, as `Applied.of`.
         prox_mu: of a proximal term; not counted with momentum.
     """
     optimizers = parts_of(model)
     if not optimizers:  # nobody knows what makes the steps
         return effective_steps(steps)
     if len(optimizers) > 1:  # one that was compiled may have nothing to do
-        stepped = [one for one in optimizers if one.built and int(one._iterations.numpy())]
+        stepped = [one for one in optimizers if one.built and _made(one)]
         optimizers = stepped or optimizers[:1]
     found = []
     for one in optimizers:
@@ -79,7 +128,7 @@ def weighed(model: keras.Model, steps: int, prox_mu: float = 0.0) -> float:
         is_nesterov = bool(getattr(one, "nesterov", False))
         shrinks = prox_mu and not momentum
         shrinkage = min(prox_mu * float(one.learning_rate), 1.0) if shrinks else 0.0
-        updates = steps / (one.gradient_accumulation_steps or 1)
+        updates = applied(one) / (one.gradient_accumulation_steps or 1)
         found.append(effective_steps(updates, momentum, shrinkage, is_nesterov=is_nesterov))
     sizes = [sum(math.prod(each.shape) for each in one._trainable_variables) for one in optimizers]
     if len(found) == 1:
@@ -106,6 +155,23 @@ def effective_steps(
     if shrinkage:
         return (1.0 - (1.0 - shrinkage) ** steps) / shrinkage
     return float(steps)
+
+
+def gain(own: float, members: Sequence[tuple[float, float]]) -> float:
+    """By what a movement is multiplied for all to be as long: FedNova's (sum p_j a_j) / a_i.
+
+    Who has made no step, as where a loss scale has skipped them all, has no movement and does not
+    count: the others share what it stands for.
+
+    Args:
+        own: a_i of this member.
+        members: p_j and a_j of all.
+    """
+    mean = sum(share * one for share, one in members)
+    if not own or not mean:
+        return 1.0
+    counting = 1.0 - math.fsum(share for share, one in members if not one)
+    return mean / own / (counting * counting)
 
 
 def sampled(seed: int, number: int, members: int, chosen: int) -> frozenset[int]:
@@ -151,7 +217,8 @@ class ControlVariates:
             ConfigError: its optimizers' steps are no multiples of gradients.
         """
         self._model = model
-        self.rates = (0, 0.0)  # local steps of the round, and the sum of their learning rates
+        # Steps of the optimizer in the round, and the sum of their learning rates.
+        self.rates = (0, 0.0)
         self.common: list[tf.Variable] = []
         self.own: list[tf.Variable] = []
         self._next: list[tf.Tensor] = []
@@ -169,14 +236,14 @@ class ControlVariates:
             own.assign(common.read_value(), read_value=False)
 
     def begin_round(self) -> None:
-        """Begins with no local steps."""
+        """Begins with no steps."""
         self.rates = (0, 0.0)
 
     def count(self, steps: int) -> None:
-        """Counts the rates of local steps: callbacks may change it within a round.
+        """Counts the rates of steps: callbacks may change it within a round.
 
         Args:
-            steps: of the round so far; those not counted yet had the rate of now.
+            steps: of the optimizer in the round so far; those not counted yet had the rate of now.
         """
         counted, total = self.rates
         if steps > counted:
@@ -186,11 +253,15 @@ class ControlVariates:
         """What the gradient of variable `place` gains."""
         return tf.cast(self.common[place].read_value() - self.own[place].read_value(), dtype)
 
-    def sent(self, moved: Sequence[tf.Tensor], steps: int) -> list[tf.Tensor]:
-        """c_i - c_i' of a member that has moved by `moved` in `steps` local steps."""
-        self.count(steps)
+    def sent(self, moved: Sequence[tf.Tensor], *, counts: bool) -> list[tf.Tensor]:
+        """c_i - c_i' of a member that has moved by `moved` in the steps that are counted.
+
+        Args:
+            moved: w_before - w.
+            counts: whether the member's movement goes into the mean.
+        """
         _, total = self.rates
-        if not steps or not total:  # a rate of 0, as of a warmup, shows nothing of gradients
+        if not counts or not total:  # a rate of 0, as of a warmup, shows nothing of gradients
             self._next = [one.read_value() for one in self.own]
             return [tf.zeros_like(one) for one in self.own]
         factor = tf.constant(1.0 / total, tf.float32)
@@ -217,16 +288,18 @@ class ControlVariates:
         optimizer = inner(self._model.optimizer)
         rate = getattr(optimizer, "_learning_rate", None)
         names = [type(one).__name__ for one in parts_of(self._model)] or ["none"]
+        found = {name: getattr(optimizer, name, None) for name in _NO_MULTIPLES}
+        options = [f"{name}={value}" for name, value in found.items() if value]
         if (
             len(names) > 1  # a step of one's own may use any of them
             or type(optimizer) is not keras.optimizers.SGD
-            or optimizer.momentum
-            or optimizer.gradient_accumulation_steps
+            or options
             or not isinstance(rate, keras.Variable)
         ):
             raise ConfigError(
                 "SCAFFOLD divides by the learning rate of local steps: compile the model with "
                 "keras.optimizers.SGD, its only optimizer, of a rate that is no schedule, without "
-                f"momentum and without gradient_accumulation_steps. Received: {', '.join(names)}"
+                "momentum, without gradient_accumulation_steps, without clipping and without "
+                f"ema_overwrite_frequency. Received: {', '.join(names + options)}"
             )
         return float(rate)

@@ -3,10 +3,14 @@
 
 Where slots begin anew, so does what counts their steps: Adam divides a mean of j gradients by
 1 - beta^j. Where the learning rate is a schedule, the optimizer's own count goes on for it, and the
-step at which the slots began is kept beside it (`hooks.begun`).
+step at which the slots began is kept beside it (`hooks.begun`). Keras accumulates gradients by that
+count, too, so they go on with it, unless they may hold NaN.
 
 A slot may begin as the weight that it belongs to (ScheduleFreeAdamW's iterate): it gets the weight
 of the moment. Which ones do so is found by building the optimizer on marked variables.
+
+All of this is seen in twins, which Keras makes of what `get_config` returns. Where it cannot, slots
+begin as zeros after a loss that is no number; slots that begin anew in each round are refused.
 """
 
 import weakref
@@ -17,7 +21,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_hips import log
 from tf_hips.callbacks.optimizers import parts_of
+from tf_hips.errors import ConfigError
 from tf_hips.strategies import hooks
 
 # What a slot begins as: a value, or the weight of this place among those that are trained; None: it
@@ -32,13 +38,15 @@ class FirstSlots:
     whole `MultiOptimizer`, which no step depends on, goes on.
     """
 
-    def __init__(self, model: keras.Model) -> None:
+    def __init__(self, model: keras.Model, *, resets: bool = False) -> None:
         """Remembers the model; looks at nothing yet.
 
         Args:
             model: a compiled model.
+            resets: whether slots begin anew in each round, and not only where they may hold NaN.
         """
         self._model = model
+        self._resets = resets
         # By the optimizer: a model may be compiled again.
         self._first: weakref.WeakKeyDictionary[Any, list[_First]] = weakref.WeakKeyDictionary()
         self._begun: list[tf.Variable] = []  # as of `hooks`, where a backup finds it
@@ -52,7 +60,13 @@ class FirstSlots:
         self._counted = [None] * len(self._begun)
 
     def count(self) -> None:
-        """Lets the optimizers count the steps of their slots; before their first steps here."""
+        """Lets the optimizers count the steps of their slots; before their first steps here.
+
+        Raises:
+            ConfigError: slots are to begin anew in each round, and nobody knows as what.
+        """
+        for one in parts_of(self._model) if self._resets else ():
+            twin_of(one)
         kept = zip(parts_of(self._model), self._begun, strict=False)  # may be compiled again
         for place, (optimizer, begun) in enumerate(kept):
             counted = self._counted[place]
@@ -64,25 +78,33 @@ class FirstSlots:
             begun.assign(known)
             self._counted[place] = optimizer
 
-    def restore(self) -> None:
+    def restore(self, *, is_refused: bool = False) -> None:
         """Gives slots and counts their first values; learning rates and loss scales stay.
 
-        The number of steps stays, too, where the learning rate depends on it; the slots count
-        theirs from here.
+        The number of steps stays, too, where the learning rate depends on it, with the gradients
+        that were accumulated by it; the slots count theirs from here.
+
+        Args:
+            is_refused: whether what was accumulated must not stay: it may hold NaN.
         """
         for place, optimizer in enumerate(parts_of(self._model)):
             if optimizer.built:  # else it has made no step
-                self._restore(optimizer)
+                self._restore(optimizer, is_refused=is_refused)
             if _is_scheduled(optimizer):
                 hooks.begun(optimizer).assign(optimizer._iterations.value)
                 for begun in self._begun[place : place + 1]:
                     begun.assign(optimizer._iterations.value)
 
-    def _restore(self, optimizer: Any) -> None:
+    def _restore(self, optimizer: Any, *, is_refused: bool) -> None:
         if optimizer not in self._first:
             self._first[optimizer] = _first_values(optimizer)
         weights = optimizer._trainable_variables
+        # Keras would divide what comes after by the number of all that were to be accumulated.
+        goes_on = _is_scheduled(optimizer) and not is_refused
+        kept = getattr(optimizer, "_accumulated_gradients", []) if goes_on else []
         for variable, first in zip(optimizer.variables, self._first[optimizer], strict=True):
+            if any(variable is one for one in kept):
+                continue
             if isinstance(first, int):
                 variable.assign(weights[first])
             elif first is not None:
@@ -97,9 +119,16 @@ def _first_values(optimizer: keras.optimizers.Optimizer) -> list[_First]:
     kept = [getattr(optimizer, "_learning_rate", None)]
     if _is_scheduled(optimizer):
         kept.append(optimizer._iterations)
-    places = _places(optimizer)
-    # A slot that begins as anything else of the weights (their norm) begins as that of these.
-    twin = _twin(optimizer, trained)
+    try:
+        places = _places(optimizer)
+        # A slot that begins as anything else of the weights (their norm) begins as that of these.
+        twin = _built_twin(optimizer, trained)
+    except ConfigError as error:
+        log.warning("Slots of %s begin as zeros. %s", optimizer.name, error)
+        return [
+            None if any(variable is one for one in kept) else _zero(variable)
+            for variable in optimizer.variables
+        ]
     values: list[_First] = []
     for variable, first, place in zip(optimizer.variables, twin.variables, places, strict=True):
         if any(variable is one for one in kept):
@@ -131,19 +160,55 @@ def _places(optimizer: keras.optimizers.Optimizer) -> list[int | None]:
                 return place
         return None
 
-    return [place_of(np.asarray(slot.numpy())) for slot in _twin(optimizer, marks).variables]
+    return [place_of(np.asarray(slot.numpy())) for slot in _built_twin(optimizer, marks).variables]
 
 
-def _twin(optimizer: keras.optimizers.Optimizer, values: Sequence[Any]) -> Any:
-    """An optimizer like `optimizer`, as it begins where it trains variables of these values."""
-    twin = type(optimizer).from_config(optimizer.get_config())
+def twin_of(optimizer: keras.optimizers.Optimizer) -> Any:
+    """An optimizer like `optimizer`, as it is before it has slots; of the same schedule.
+
+    Raises:
+        ConfigError: it cannot be made from its configuration.
+    """
+    held, rate = vars(optimizer), getattr(optimizer, "_learning_rate", None)
+    is_number = isinstance(rate, keras.Variable)
+    try:
+        if not is_number:  # a schedule or function that Keras cannot save: no slot begins as it
+            held["_learning_rate"] = 0.5
+        config = optimizer.get_config()
+        if not is_number and "learning_rate" in config:
+            config["learning_rate"] = rate
+        twin = type(optimizer).from_config(config)
+    except Exception as error:
+        raise _odd(optimizer, f"{type(error).__name__}: {error}") from error
+    finally:
+        if not is_number:
+            held["_learning_rate"] = rate
+    if not is_number:
+        twin.learning_rate = rate
+    return twin
+
+
+def _built_twin(optimizer: keras.optimizers.Optimizer, values: Sequence[Any]) -> Any:
+    """A twin of `optimizer`, as it begins where it trains variables of these values."""
+    twin = twin_of(optimizer)
     twin.build(
         [
             _like(one, value)
             for one, value in zip(optimizer._trainable_variables, values, strict=True)
         ]
     )
+    here, there = ([tuple(one.shape) for one in each.variables] for each in (optimizer, twin))
+    if here != there:
+        raise _odd(optimizer, f"which has {len(here)} variables, and made again {len(there)}")
     return twin
+
+
+def _odd(optimizer: keras.optimizers.Optimizer, why: str) -> ConfigError:
+    return ConfigError(
+        "An optimizer must be one that Keras can make again, for what its slots begin as to be "
+        "known: override get_config, so that it returns all that the constructor takes. "
+        f"Received: {type(optimizer).__name__}, {why}"
+    )
 
 
 def _like(variable: keras.Variable, value: Any) -> keras.Variable:
@@ -151,6 +216,10 @@ def _like(variable: keras.Variable, value: Any) -> keras.Variable:
     # Optimizers choose by it: Muon's `exclude_layers`.
     made._path = getattr(variable, "path", variable.name)
     return made
+
+
+def _zero(variable: Any) -> np.ndarray:
+    return np.asarray(tf.zeros([], variable.dtype))
 
 
 def _is_scheduled(optimizer: Any) -> bool:

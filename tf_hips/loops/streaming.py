@@ -262,7 +262,7 @@ class StreamingDiLoCo(Loop):
             self._pending.assign(self._cut(moved, fragment), read_value=False)
         else:  # what this member has done is lost, and its slots may hold NaN, too
             self._exchange.go_back()
-            self._slots.restore()
+            self._slots.restore(is_refused=True)
             self._pending.assign(tf.zeros([self._size]), read_value=False)
         self._is_under_way = True
         self._send(fragment)

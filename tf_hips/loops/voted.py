@@ -22,6 +22,7 @@ import tensorflow as tf
 from tf_hips.callbacks.optimizers import parts, parts_of
 from tf_hips.errors import ConfigError
 from tf_hips.loops.meeting import Meeting
+from tf_hips.loops.slots import twin_of
 from tf_hips.strategies.party import PartyStrategy
 
 
@@ -69,7 +70,7 @@ def check_optimizer(strategy: PartyStrategy, model: Any, *, resets: bool) -> Non
         resets: whether slots begin anew in each round.
 
     Raises:
-        ConfigError: they would be those of other groups.
+        ConfigError: they would be those of other groups, or nobody knows which there are.
     """
     if resets or strategy.seats is None:
         return
@@ -77,7 +78,7 @@ def check_optimizer(strategy: PartyStrategy, model: Any, *, resets: bool) -> Non
     for inner in parts_of(model):
         if not inner.built and not any(inner is one for one in compiled):
             continue  # it may never step
-        twin = type(inner).from_config(inner.get_config())
+        twin = twin_of(inner)
         twin.build([keras.Variable(tf.zeros([1]), name="any")])
         counted = (twin.iterations, getattr(twin, "_learning_rate", None))
         slots = [one.name for one in twin.variables if not any(one is other for other in counted)]
