@@ -96,10 +96,44 @@ def test_what_rules_make_of_movements():
     from tf_hips.strategies.statistics import factor_of
 
     assert factor_of(rules.parse("asgd(0.5)"), 4) == 0.5
-    assert factor_of(rules.parse("dc_asgd(0.25)"), 4) == 1.0
+    assert factor_of(rules.parse("dc_asgd(0.25)"), 4) is None
     assert factor_of(rules.parse("momentum(0.5, 0.5, asynchronous=True)"), 2) == 0.5
     assert factor_of(rules.parse("fedbuff(k=3, learning_rate=0.5)"), 4) == 2.0
     assert factor_of(rules.parse("median >> fedbuff(k=3, learning_rate=0.5)"), 4) == 2.0
     assert factor_of(rules.parse("majority >> fedbuff(k=3)"), 4) is None
     assert factor_of(rules.parse("fedasync"), 4) == 1.0
     assert factor_of(rules.parse("adam(asynchronous=True)"), 4) is None
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.001])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "asgd(learning_rate={})",
+        "dc_asgd(learning_rate={})",
+        "dc_asgd(learning_rate={}, adaptive=True)",
+        "dc_asgd(learning_rate={}, compat=True)",
+        "fedbuff(k=2, learning_rate={})",
+        "fedasync",
+    ],
+)
+def test_averages_stay_between_what_they_are_of(rule, rate):
+    from tf_hips.ps import rules
+    from tf_hips.ps.rules import arrivals
+    from tf_hips.strategies.statistics import factor_of
+
+    rule = rules.parse(rule.format(rate))
+    factor = factor_of(rule, 2)
+    if factor is None:
+        return  # they stay the party's own
+    true, first = 100.0, 1.0
+    moved, received, seen = arrivals.unmoved(rule, 1), [np.zeros(1, np.float32)] * 2, [0, 0]
+    for turn in range(40):
+        party = turn % 2
+        here = first - received[party]
+        after = 0.9 * here + 0.1 * true
+        up = np.float32(factor) * (here - after).astype(np.float32)
+        staleness = moved.version - seen[party]
+        moved = arrivals.apply(rule, up, moved, received[party], staleness)
+        received[party], seen[party] = moved.total.copy(), moved.version
+        assert first <= first - moved.total[0] <= true

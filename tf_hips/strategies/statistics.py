@@ -5,11 +5,12 @@ They go up with the gradients, as tensors of their own: how far each worker's ha
 last round, scaled such that the server's rule, which knows nothing of them, makes averages of them.
 What comes down is subtracted from what they were, on all workers of the party.
 
-    asgd, dc_asgd, momentum   the sum of all parties' movements, each a P-th of what it was
-    fedbuff, fedasync         the mean that the rule makes of what local steps have moved, or what
-                              a robust rule before `fedbuff` makes of these
+    asgd, momentum      the sum of all parties' movements, each a P-th of what it was
+    fedbuff, fedasync   the mean that the rule makes of what local steps have moved, or what a
+                        robust rule before `fedbuff` makes of these
 
-`adam` divides by what it has seen, and a majority has no size, so there they stay the party's own.
+`adam` divides by what it has seen, `dc_asgd` adds the square of what comes, and a majority has no
+size, so there they stay the party's own.
 
 Invariant: after a round the statistics of a party's workers are equal, bit for bit.
 """
@@ -26,7 +27,7 @@ from tf_hips.ps.rules import UpdateRule
 def factor_of(rule: UpdateRule, num_parties: int) -> float | None:
     """What a party's movement is multiplied by; None: the rule makes no average of it."""
     is_of_signs = rule.robust is not None and rule.robust.rule.name == "majority"
-    if rule.name == "adam" or is_of_signs:
+    if rule.name in ("adam", "dc_asgd") or is_of_signs:
         return None
     if rule.name == "fedasync":
         return 1.0  # it takes a mean with what there is
