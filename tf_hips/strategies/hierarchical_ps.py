@@ -74,7 +74,7 @@ from tf_hips.strategies.rules import (
     rule_of_both,
     weight_of,
 )
-from tf_hips.strategies.statistics import Statistics, factor_of, floating_statistics
+from tf_hips.strategies.statistics import Statistics, factor_for, floating_statistics
 from tf_hips.strategies.uplink import SlowTier, make_uplink
 from tf_hips.strategies.withheld import NONE, Withheld, shown
 
@@ -412,10 +412,10 @@ class HierarchicalPS(ConnectedStrategy):
 
     def _statistics_of(self, variables: Sequence[tf.Variable], optimizer: Any) -> Statistics | None:
         """What of a model goes up beside its gradients, where parties do not wait."""
-        rule, welcome, model = self.rule, self.welcome, self._model
-        if rule is None or welcome is None or model is None or self.loan is not None:
+        model = self._model
+        if model is None or self.loan is not None:
             return None
-        factor = factor_of(rule, len(welcome.parties)) if rule.is_asynchronous else None
+        factor = factor_for(self)
         chosen = [] if factor is None else floating_statistics(model)
         if factor is None or not chosen or not tf.executing_eagerly():
             return None
