@@ -365,3 +365,28 @@ def test_options_that_do_not_go_together(options, message):
 
     with pytest.raises(ValueError, match=message):
         ESync(None, None, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "shares"),
+    [
+        ({}, [0.25] * 4),
+        ({"weighting": "uniform"}, [1 / 2, 1 / 6, 1 / 6, 1 / 6]),
+    ],
+)
+def test_what_workers_count_in_the_papers_mean(options, shares):
+    """In parties of one and of three."""
+    from tf_hips.loops import ESync
+    from tf_hips.loops.meeting import Told, met
+    from tf_hips.strategies import CompressedRing
+
+    strategy = CompressedRing()
+    state_server = "127.0.0.1:1"
+    loop = ESync(_model(strategy, 0), strategy, rule="compat", state_server=state_server, **options)
+    meeting = met([Told(4, 32)] * 4, (1, 3), loop._weighting, False, None)
+    found = [
+        whole * part
+        for party, whole in enumerate(meeting.party_shares())
+        for part in meeting.worker_shares(party)
+    ]
+    assert found == pytest.approx(shares)

@@ -478,6 +478,27 @@ def test_control_variates_are_refused_with_a_robust_rule():
         loop._check_rule(loop._strategy)
 
 
+@pytest.mark.parametrize(
+    ("compression", "is_refused"),
+    [("dgc(0.05)", True), ("warmup(dgc, steps=10)", True), ("dgc(0.05, momentum=0)", False)],
+)
+def test_the_momentum_of_a_codec_is_refused(compression, is_refused):
+    """Of each movement dgc sends 1 / (1 - momentum) times as much."""
+    import keras
+
+    from tf_hips.loops import FedAvg
+    from tf_hips.strategies import CompressedRing
+
+    strategy = CompressedRing(compression)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+        model.compile("sgd", "mse")
+    told = r"must be without momentum under a loop.*`dgc\(momentum=0\)`.*compression=.*dgc"
+    refused = pytest.raises(ConfigError, match=told) if is_refused else contextlib.nullcontext()
+    with refused:
+        FedAvg(model, strategy, local_steps=2)
+
+
 def test_accumulated_gradients_change_weights_more_rarely():
     import keras
 

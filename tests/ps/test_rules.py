@@ -377,6 +377,31 @@ def test_parties_that_weigh_their_rounds(certificates: Certificates) -> None:
                 np.testing.assert_array_equal(first, m)
 
 
+def test_what_comes_down_where_a_threshold_goes_up(certificates: Certificates) -> None:
+    """Steps would not reach it for many rounds, whoever brings the rule."""
+    text = "error_feedback(hips2bit(threshold=0.01))"
+    for server_rule, party_rule, down in (
+        ("asgd(0.001)", None, "fp32"),
+        (None, "sgd(0.001)", "fp32"),
+        (None, "mean", text),
+        (None, None, text),
+    ):
+        with serving(
+            certificates, parties=("a",), rule=server_rule, compression=text, downlink="same"
+        ) as server:
+            one = Party(server.address, "a", certificates.party("a"), compression=text)
+            welcome = one.client.join(text, "same", 7, party_rule)
+            assert welcome.downlink == down
+            one.client.agree_model([(4,)])
+            gradient = np.full(4, 0.1, np.float32)
+            codec, kept = compressors.parse(text), np.zeros(4, np.float32)
+            packet = native.encode(codec, gradient, native.Key(0, 0, 0), kept=kept)
+            answer = one.client.exchange(0, packet)
+            came = native.decode(compressors.parse(welcome.downlink), answer, 4)
+            assert (came > 0).all()
+            one.client.close()
+
+
 def test_parties_and_the_server_agree_on_the_rule(certificates: Certificates) -> None:
     with serving(certificates, rule="adam") as server:
         one = Party(server.address, "a", certificates.party("a"))

@@ -209,6 +209,29 @@ def test_a_learning_rate_that_changes_is_refused():
         check_optimizer(rules.parse("adam"), keras.optimizers.SGD(schedule))
 
 
+def test_a_threshold_of_gradients_is_none_of_steps():
+    """The script need not know the rule; weights move with the first step."""
+    import keras
+    import numpy as np
+
+    from tf_hips.strategies import HierarchicalPS
+
+    with serving("threshold", parties=("north",), rule="asgd(0.001)") as server:
+        run = config.Run(
+            run="threshold", seed=7, uplink=config.Uplink(f"127.0.0.1:{server.port}", "north")
+        )
+        strategy = HierarchicalPS("error_feedback(hips2bit(0.01))", config=run)
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+            model.compile(keras.optimizers.SGD(1.0), "mse")
+        before = model.get_weights()
+        x = np.ones((4, 2), np.float32)
+        model.fit(x, 10.0 + x[:, :1], batch_size=4, verbose=0)
+        for one, other in zip(before, model.get_weights(), strict=True):
+            assert (one != other).all()
+        strategy.close()
+
+
 def test_which_rule_a_run_has():
     from tf_hips.strategies.rules import chosen_rule
 

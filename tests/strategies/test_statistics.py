@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Statistics of layers in asynchronous runs are averages over the parties."""
 
+import types
+
 import numpy as np
 import pytest
 
@@ -96,10 +98,112 @@ def test_what_rules_make_of_movements():
     from tf_hips.strategies.statistics import factor_of
 
     assert factor_of(rules.parse("asgd(0.5)"), 4) == 0.5
-    assert factor_of(rules.parse("dc_asgd(0.25)"), 4) == 1.0
+    assert factor_of(rules.parse("dc_asgd(0.25)"), 4) is None
     assert factor_of(rules.parse("momentum(0.5, 0.5, asynchronous=True)"), 2) == 0.5
     assert factor_of(rules.parse("fedbuff(k=3, learning_rate=0.5)"), 4) == 2.0
     assert factor_of(rules.parse("median >> fedbuff(k=3, learning_rate=0.5)"), 4) == 2.0
     assert factor_of(rules.parse("majority >> fedbuff(k=3)"), 4) is None
     assert factor_of(rules.parse("fedasync"), 4) == 1.0
     assert factor_of(rules.parse("adam(asynchronous=True)"), 4) is None
+
+
+def check_averages(rule, codec="fp32"):
+    """Two parties take turns, and what they move stays between the first and the true values."""
+    from tf_hips.ops import compressor, native
+    from tf_hips.ps import rules
+    from tf_hips.ps.rules import arrivals
+
+    rule = rules.parse(rule)
+    factor = factor_in(rule, codec)
+    if factor is None:
+        return  # they stay the party's own
+    up = compressor.parse(codec)
+    down = up.for_sums
+    true, first = np.geomspace(1e-3, 1e3, 32, dtype=np.float32), np.ones(32, np.float32)
+    moved, seen = arrivals.unmoved(rule, 32), [0, 0]
+    received = [np.zeros(32, np.float32) for _ in range(2)]
+    kept = [_nothing_kept(up) for _ in range(2)]
+    for turn in range(100):
+        party = turn % 2
+        here = first - received[party]
+        after = 0.9 * here + 0.1 * true
+        sent = (np.float32(factor) * (here - after)).astype(np.float32)
+        packet = native.encode(up, sent, native.Key(1, turn, party), kept=kept[party])
+        came = native.decode(up, packet, 32)
+        staleness = moved.version - seen[party]
+        moved = arrivals.apply(rule, came, moved, received[party], staleness)
+        owed = moved.total - received[party]
+        answer = native.encode(down, owed, native.Key(1, turn, 2), kept=_nothing_kept(down))
+        received[party] = received[party] + native.decode(down, answer, 32)
+        seen[party] = moved.version
+        now = first - received[party]
+        assert (now >= np.minimum(first, true) * 0.99).all()
+        assert (now <= np.maximum(first, true) * 1.01).all()
+
+
+def factor_in(rule, up, down=None, above=None):
+    """`factor_for` in a run of two parties with these codecs."""
+    from tf_hips.ops.compressor import parse
+    from tf_hips.strategies.statistics import factor_for
+
+    codecs = {"compression": parse(up), "downlink": parse(up).for_sums}
+    if down is not None:
+        codecs["downlink"] = parse(down)
+    return factor_for(
+        types.SimpleNamespace(
+            rule=rule,
+            welcome=types.SimpleNamespace(parties=("north", "south")),
+            above=above and parse(above),
+            _codecs=lambda: codecs,
+        )
+    )
+
+
+def _nothing_kept(codec):
+    return np.zeros(codec.state_shape((32,)), np.float32) if codec.has_state else None
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.001])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "asgd(learning_rate={})",
+        "dc_asgd(learning_rate={})",
+        "dc_asgd(learning_rate={}, adaptive=True)",
+        "dc_asgd(learning_rate={}, compat=True)",
+        "fedbuff(k=2, learning_rate={})",
+        "fedasync",
+    ],
+)
+def test_averages_stay_between_what_they_are_of(rule, rate):
+    check_averages(rule.format(rate))
+
+
+@pytest.mark.parametrize("rule", ["asgd(learning_rate=0.01)", "fedasync"])
+@pytest.mark.parametrize("wrapper", ["{}", "error_feedback({})"])
+def test_averages_through_codecs(rule, wrapper):
+    from tf_hips.ops.registry import REGISTRY
+
+    for name, algorithm in REGISTRY.items():
+        if wrapper == "{}" or not algorithm.state_names:
+            check_averages(rule, wrapper.format(name))
+
+
+def test_codecs_that_carry_statistics():
+    from tf_hips.ps import rules
+
+    rule = rules.parse("asgd(0.5)")
+    for codec in ("fp32", "bf16", "natural", "warmup(bf16, steps=10)"):
+        assert factor_in(rule, codec, above=codec) == 1.0
+    for codec in (
+        "fp16",
+        "onebit",
+        "mixed(fp32, below=100)",
+        "budget(wan_mbps=10, max_sync_s=1)",
+        "momentum(fp32)",
+        "error_feedback(topk)",
+    ):
+        assert factor_in(rule, codec) is None
+        assert factor_in(rule, "fp32", above=codec) is None
+    assert factor_in(rule, "fp32", down="error_feedback(hips2bit)") is None
+    assert factor_in(rules.parse("sgd(0.5)"), "fp32") is None  # there they wait

@@ -31,6 +31,33 @@ def test_the_command_of_esync_means_what_it_meant(settings):
 
 
 @pytest.mark.parametrize(
+    ("words", "weighting"),
+    [
+        (["--rule", "compat", "-ip", "127.0.0.1"], "workers"),
+        (["--rule", "compat", "-ip", "127.0.0.1", "--weighting", "uniform"], "uniform"),
+        ([], "uniform"),
+    ],
+)
+def test_what_members_of_esync_count(words, weighting, settings, monkeypatch):
+    import keras
+
+    from tf_hips.strategies import CompressedRing
+    from tf_hips.trainer import rounds
+    from tf_hips.trainer.ways import Way
+
+    strategy = CompressedRing()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    monkeypatch.setattr(
+        rounds, "_way", lambda settings, run, make, **more: Way(strategy, model.optimizer, make)
+    )
+    way = rounds.esync(settings("-m", "esync", *words), strategy.config)
+    made = way.rounds(model, types.SimpleNamespace(steps_of_pass=1))
+    assert made.loop._weighting == weighting
+
+
+@pytest.mark.parametrize(
     ("words", "address"),
     [
         (["-ip", "10.1.1.34"], "10.1.1.34:10010"),

@@ -86,7 +86,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--weighting",
         metavar="samples|uniform|workers",
-        help="what counts in a mean (fedavg: samples, others: uniform)",
+        help="what counts in a mean (fedavg: samples, with --rule compat: workers, "
+        "others: uniform)",
     )
     group.add_argument(
         "--participation",

@@ -117,7 +117,7 @@ class ESync(Loop):
         rule: str = "default",
         pace: Pace | str | None = None,
         averaging: str | None = None,
-        weighting: str = UNIFORM,
+        weighting: str | None = None,
         server_optimizer: UpdateRule | str | None = None,
         reset_optimizer: bool = False,
         state_server: str | None = None,
@@ -132,7 +132,8 @@ class ESync(Loop):
             pace: parameters of the default rule, a `tf_hips.esync.rule.Pace` or its text such as
                 "slowest_steps=8,deadline=0"; equal at all members.
             averaging: "bounded", "normalised" or "uniform"; None: bounded, with `compat` uniform.
-            weighting: what counts in the mean: "uniform", each member the same, or "workers".
+            weighting: what counts in the mean: "uniform", each member the same, or "workers", each
+                worker the same; None: uniform, with `compat` workers, as in the paper.
             server_optimizer: as for `FedAvg`.
             reset_optimizer: whether slots of the optimizer begin anew in each round.
             state_server: with `compat`, where `tf-hips state-server` listens: `host:port`, or
@@ -153,6 +154,7 @@ class ESync(Loop):
             raise ValueError(
                 f"`averaging` must be one of {', '.join(AVERAGINGS)}. Received: {averaging!r}"
             )
+        weighting = weighting or (WORKERS if is_compat else UNIFORM)
         if weighting not in (UNIFORM, WORKERS):
             raise ValueError(
                 f"`weighting` must be {UNIFORM} or {WORKERS}: samples of a round would count for "

@@ -34,7 +34,7 @@ from tf_hips.strategies.gradients import Gradient
 from tf_hips.strategies.loan import WORKER, Loan, LoopSum
 from tf_hips.strategies.logs import digests
 from tf_hips.strategies.party import PartyStrategy
-from tf_hips.strategies.statistics import factor_of, floating_statistics
+from tf_hips.strategies.statistics import factor_for, floating_statistics
 
 _WIDE_BYTES = 4  # of the smallest type that sums are made in
 
@@ -148,10 +148,8 @@ class Exchange:
         self._milestone = self.reference
         if self._has_milestone:
             self._milestone = _copies(self.trained, make, "milestone")
-        rule = self._rule
-        if rule is not None and rule.is_asynchronous:
-            is_averaged = factor_of(rule, 1) is not None
-            self._moving = self._statistics if is_averaged else []
+        if factor_for(self._strategy) is not None:
+            self._moving = self._statistics
         self._measured = _copies(self._statistics, make, "statistic")
         self._outer.make([variable.shape for variable in self.trained], make)
 
@@ -369,18 +367,17 @@ class Exchange:
 
     def _moves(self, meeting: Meeting, place: tuple[int, int]) -> list[tf.Tensor]:
         """How far the party's statistics have moved, such that the server's rule averages them."""
-        welcome = self._strategy.welcome
-        if not self._moving or self._rule is None or welcome is None:
+        factor = factor_for(self._strategy)
+        if not self._moving or factor is None:
             return []
         with self._loan.in_party():
             self._average_statistics(meeting, place)
-        factor = factor_of(self._rule, len(welcome.parties))
         return _scaled(
             [
                 tf.where(measured == variable, tf.zeros_like(measured), measured - variable)
                 for measured, variable in zip(self._measured, self._moving, strict=True)
             ],
-            factor or 0.0,
+            factor,
         )
 
     def _lose(self, steps: Sequence[tf.Tensor] | None, base: Sequence[tf.Variable]) -> None:

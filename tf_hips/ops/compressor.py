@@ -344,6 +344,17 @@ class Compressor:
         return jit.algorithm(self.codec.name).reach is not None
 
     @property
+    def rounds_each(self) -> bool:
+        """Whether each element is decoded as itself but for a share of itself.
+
+        Whatever stands beside it, came before it, and however great it is, in every stage. Known
+        of the codecs of tf_hips alone: False for one that was loaded.
+        """
+        if self.has_state or self.is_mixed:  # a mixture sends small tensors as fp16
+            return False
+        return jit.algorithm(self.codec.name).rounds_each
+
+    @property
     def draws_alike(self) -> bool:
         """Whether all encoders of a run have one seed, so that they send the same elements.
 

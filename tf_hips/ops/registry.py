@@ -168,6 +168,8 @@ class Algorithm:
         makes_packets: whether there is a codec of it; else ranks sum with it, and only they can.
         is_sparse: its packets say something of some elements only; all others are decoded as 0.
         draws_alike: all encoders of a run have one seed, and so draw alike in a step.
+        rounds_each: an element is decoded as itself but for a share of itself, whatever stands
+            beside it and however great it is.
     """
 
     name: str
@@ -181,6 +183,7 @@ class Algorithm:
     makes_packets: bool = True
     is_sparse: bool = False
     draws_alike: bool = False
+    rounds_each: bool = False
 
     @property
     def is_loaded(self) -> bool:
@@ -221,7 +224,7 @@ def _sums_of_dgc(params: Mapping[str, int | float]) -> str:
 REGISTRY: dict[str, Algorithm] = {
     algorithm.name: algorithm
     for algorithm in (
-        Algorithm("bf16", op="bf16"),
+        Algorithm("bf16", op="bf16", rounds_each=True),
         Algorithm("bisparse", op="bisparse", parameters=(_RATIO,), is_sparse=True),
         Algorithm(
             "dgc",
@@ -236,8 +239,8 @@ REGISTRY: dict[str, Algorithm] = {
             sums=_sums_of_dgc,
             is_sparse=True,
         ),
-        Algorithm("fp16", op="fp16"),
-        Algorithm("fp32", op="fp32", is_unbiased=True),
+        Algorithm("fp16", op="fp16"),  # above 65504 it is infinity
+        Algorithm("fp32", op="fp32", is_unbiased=True, rounds_each=True),
         Algorithm(
             "fp8",
             op="fp8",
@@ -261,7 +264,7 @@ REGISTRY: dict[str, Algorithm] = {
             reach="threshold",
         ),
         Algorithm("int8", op="int8", parameters=(_block("block", 128),)),
-        Algorithm("natural", op="natural", is_unbiased=True),
+        Algorithm("natural", op="natural", is_unbiased=True, rounds_each=True),
         Algorithm("onebit", op="onebit"),
         Algorithm(
             "qsgd",

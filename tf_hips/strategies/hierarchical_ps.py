@@ -53,6 +53,7 @@ from tf_hips.ps.client import exits
 from tf_hips.ps.client.shards import connect
 from tf_hips.ps.client.welcome import Welcome
 from tf_hips.ps.rules import UpdateRule
+from tf_hips.ps.rules.way_down import SAME
 from tf_hips.ps.transport.wire import REFUSED_WEIGHT
 from tf_hips.strategies import lying
 from tf_hips.strategies.agreeing import as_text, doubted, from_texts
@@ -74,11 +75,9 @@ from tf_hips.strategies.rules import (
     rule_of_both,
     weight_of,
 )
-from tf_hips.strategies.statistics import Statistics, factor_of, floating_statistics
+from tf_hips.strategies.statistics import Statistics, factor_for, floating_statistics
 from tf_hips.strategies.uplink import SlowTier, make_uplink
 from tf_hips.strategies.withheld import NONE, Withheld, shown
-
-_SAME = "same"
 
 
 class HierarchicalPS(ConnectedStrategy):
@@ -107,7 +106,7 @@ class HierarchicalPS(ConnectedStrategy):
         self,
         compression: Compressor | str | None = None,
         *,
-        downlink: Compressor | str | None = _SAME,
+        downlink: Compressor | str | None = SAME,
         local_compression: Compressor | str | None = None,
         intra: str | None = None,
         nonfinite: str = "raise",
@@ -124,8 +123,9 @@ class HierarchicalPS(ConnectedStrategy):
         Args:
             compression: encoding of the way up; None takes what the run's configuration names, and
                 sends float32 values if it names nothing.
-            downlink: encoding of the way down: "same" as up (`Compressor.for_sums` of it),
-                another one, or None for float32 values.
+            downlink: encoding of the way down: "same" as up (`Compressor.for_sums` of it;
+                float32 values where that has a threshold and `rule` makes steps), another one, or
+                None for float32 values.
             local_compression: encoding inside the party; None sums exactly, which is right for fast
                 links. With `intra="ps"` that of the way to the party's server, None float32 values.
             intra: how the workers of a party meet: by "horovod", or "ps": each speaks to a server
@@ -162,7 +162,11 @@ class HierarchicalPS(ConnectedStrategy):
         is_single = chosen_intra(intra, config) == "ps"
         self._up = chosen_compression(compression, config) or algorithms.fp32()
         check_makes_packets(self._up, "compression", may_be_mixed=True)
-        self._down = self._up.for_sums if downlink == _SAME else check_for_sums(_downlink(downlink))
+        # What the same is the server says, who knows the rule.
+        self._has_same_down = downlink == SAME
+        self._down = (
+            self._up.for_sums if self._has_same_down else check_for_sums(_downlink(downlink))
+        )
         check_makes_packets(self._down, "downlink", may_be_mixed=True)
         wanted = chosen_rule(rule_of_both(rule, robust_global), config)
         self._robust_local = chosen_local(robust_local, config, has_servers=is_single)
@@ -265,7 +269,8 @@ class HierarchicalPS(ConnectedStrategy):
         try:
             rule = None if wanted is None else wanted.text
             above = None if self.above is None else self.above.text
-            welcome = client.join(self._up.text, self._down.text, self.config.seed, rule, above)
+            down = SAME if self._has_same_down else self._down.text
+            welcome = client.join(self._up.text, down, self.config.seed, rule, above)
             check_local(self._robust_local, welcome, uplink.server)
         except BaseException:
             client.close()  # gRPC waits for a channel left open when the process ends, for ever
@@ -412,10 +417,10 @@ class HierarchicalPS(ConnectedStrategy):
 
     def _statistics_of(self, variables: Sequence[tf.Variable], optimizer: Any) -> Statistics | None:
         """What of a model goes up beside its gradients, where parties do not wait."""
-        rule, welcome, model = self.rule, self.welcome, self._model
-        if rule is None or welcome is None or model is None or self.loan is not None:
+        model = self._model
+        if model is None or self.loan is not None:
             return None
-        factor = factor_of(rule, len(welcome.parties)) if rule.is_asynchronous else None
+        factor = factor_for(self)
         chosen = [] if factor is None else floating_statistics(model)
         if factor is None or not chosen or not tf.executing_eagerly():
             return None

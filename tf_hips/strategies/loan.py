@@ -61,12 +61,16 @@ def _check_momentum(strategy: "PartyStrategy", level: str) -> None:
         name = "compression" if strategy.above is None else "local_compression"
         codecs = {name: codecs.get("compression")}
     for name, codec in codecs.items():
-        if codec is not None and codec.has_momentum:
+        if codec is None:
+            continue
+        has_own = dict(codec.codec.params).get("momentum", 0) > 0  # as dgc has
+        if codec.has_momentum or has_own:
+            others = "; `dgc(momentum=0)` and `error_feedback(topk(...))` have none"
             raise ConfigError(
                 f"`{name}` must be without momentum under a loop of tf_hips.loops, which sends how "
                 "far local steps have moved the weights, and not gradients: give the optimizer of "
-                "the local steps a momentum, or the rule of the server. Received: "
-                f"{name}={codec.text}"
+                "the local steps a momentum, or the rule of the server"
+                f"{others if has_own else ''}. Received: {name}={codec.text}"
             )
 
 

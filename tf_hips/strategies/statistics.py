@@ -5,16 +5,20 @@ They go up with the gradients, as tensors of their own: how far each worker's ha
 last round, scaled such that the server's rule, which knows nothing of them, makes averages of them.
 What comes down is subtracted from what they were, on all workers of the party.
 
-    asgd, dc_asgd, momentum   the sum of all parties' movements, each a P-th of what it was
-    fedbuff, fedasync         the mean that the rule makes of what local steps have moved, or what
-                              a robust rule before `fedbuff` makes of these
+    asgd, momentum      the sum of all parties' movements, each a P-th of what it was
+    fedbuff, fedasync   the mean that the rule makes of what local steps have moved, or what a
+                        robust rule before `fedbuff` makes of these
 
-`adam` divides by what it has seen, and a majority has no size, so there they stay the party's own.
+`adam` divides by what it has seen, `dc_asgd` adds the square of what comes, and a majority has no
+size, so there they stay the party's own. So they do where a codec does more than to round each
+number by itself: one channel's variance is no noise on another's; what does not reach a threshold
+never moves; and what waits in a residual is measured once more by the next round.
 
 Invariant: after a round the statistics of a party's workers are equal, bit for bit.
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import keras
 import tensorflow as tf
@@ -22,11 +26,14 @@ import tensorflow as tf
 from tf_hips.comm.compressed import MakeVariable
 from tf_hips.ps.rules import UpdateRule
 
+if TYPE_CHECKING:
+    from tf_hips.strategies.party import PartyStrategy
+
 
 def factor_of(rule: UpdateRule, num_parties: int) -> float | None:
     """What a party's movement is multiplied by; None: the rule makes no average of it."""
     is_of_signs = rule.robust is not None and rule.robust.rule.name == "majority"
-    if rule.name == "adam" or is_of_signs:
+    if rule.name in ("adam", "dc_asgd") or is_of_signs:
         return None
     if rule.name == "fedasync":
         return 1.0  # it takes a mean with what there is
@@ -34,6 +41,21 @@ def factor_of(rule: UpdateRule, num_parties: int) -> float | None:
     if rule.name == "fedbuff":
         return 1.0 / rate
     return (1.0 - float(rule.get("momentum", 0.0))) / (rate * num_parties)
+
+
+def factor_for(strategy: "PartyStrategy") -> float | None:
+    """`factor_of` in the run of a strategy; None, too, where parties wait, or for its codecs.
+
+    All children of a server come to the same: their codecs are the same.
+    """
+    rule, welcome = strategy.rule, strategy.welcome
+    if rule is None or welcome is None or not rule.is_asynchronous:
+        return None
+    told = strategy._codecs()
+    codecs = (told["compression"], told["downlink"], strategy.above)
+    if not all(codec is None or codec.rounds_each for codec in codecs):
+        return None
+    return factor_of(rule, len(welcome.parties))
 
 
 def floating_statistics(model: keras.Model) -> list[tf.Variable]:
@@ -55,7 +77,7 @@ class Statistics:
 
         Args:
             variables: floating, not trained.
-            factor: as of `factor_of`, over the number of the party's workers.
+            factor: as of `factor_for`, over the number of the party's workers.
             make_variable: makes a non-trainable variable from an initial value and a name.
         """
         self.variables = list(variables)

@@ -180,7 +180,7 @@ def esync(settings: Training, run: config.Run) -> Way:
             rule="compat" if local.is_compat else "default",
             pace=local.pace,
             averaging=local.averaging,
-            weighting=local.weighting or "uniform",
+            weighting=local.weighting,
             server_optimizer=local.outer,
             state_server=local.state_server,
             epsilon=0.5 if local.epsilon is None else local.epsilon,

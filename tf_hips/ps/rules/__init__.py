@@ -12,6 +12,7 @@
     arrivals   one child's gradient and the total of all steps in, the new total out
     buffers    the same where some may lie: rows of several children first, each once
     votes      what stands before a robust rule where workers in groups compute the same
+    way_down   what the way down is encoded by where nobody has chosen
     joint      what shards of one model tell each other, to rule together
 
 Formulas, sources and memory stand in docs/rules.md. Imports no TensorFlow, opens no socket.

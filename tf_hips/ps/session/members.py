@@ -17,6 +17,7 @@ from tf_hips.ops import compressor as compressors
 from tf_hips.ps import rules
 from tf_hips.ps.rules import leaves as leaf_rules
 from tf_hips.ps.rules.votes import Votes
+from tf_hips.ps.rules.way_down import SAME, as_up
 from tf_hips.ps.session.alike import why_unlike
 from tf_hips.ps.terms.assignment import WHOLE, Shard
 from tf_hips.ps.terms.model import Model, first_difference
@@ -38,7 +39,6 @@ from tf_hips.ps.terms.tree import (
 )
 from tf_hips.ps.transport.wire import MESSAGE_BYTES
 
-SAME = "same"
 # Of paths, names and guards in a `Welcome`, each with the number beside it.
 _MOST_TREE_BYTES = MESSAGE_BYTES - (64 << 10)
 _TEXT_BYTES = 16
@@ -358,21 +358,23 @@ class Members:
         uplink = _canonical("compression", compression)
         if above is not None:
             above = _canonical("above", above)
-        if downlink == SAME:
-            way_up = self.terms.way_up if self.terms.site is not None else None
-            downlink = compressors.parse(way_up or above or uplink).for_sums.text
-        down = _canonical("downlink", downlink)
-        if rule is None and self.terms.rule is None and self.terms.site is not None:
+        told = rule if rule is not None else self.terms.rule
+        if told is None and self.terms.site is not None:
             rule = ABOVE if self.place is None else self.place.rule
         else:
             try:
-                rule = rules.parse(rule if rule is not None else self.terms.rule or "sum").text
+                rule = rules.parse(told or "sum").text
             except ValueError as error:
                 raise ProtocolError(f"`rule` is unknown to the server: {error}") from error
             if self.terms.site is None:
                 self._check_bears(rule, uplink)
         if self.terms.robust is not None:
             self._check_bears(self.terms.robust, uplink)
+        if downlink == SAME:
+            way_up = self.terms.way_up if self.terms.site is not None else None
+            encoded = compressors.parse(way_up or above or uplink)
+            downlink = as_up(encoded, None if told is None else rules.parse(rule)).text
+        down = _canonical("downlink", downlink)
         paths = tuple(path for path, _ in leaves)
         guards = tuple((one, _robust(text), least) for one, text, least in guards)
         check_above(guards, paths)

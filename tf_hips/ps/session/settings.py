@@ -8,7 +8,8 @@ from tf_hips.config import Tls, Uplink
 from tf_hips.errors import ConfigError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ps import rules
-from tf_hips.ps.session.members import SAME, Terms, no_quorum
+from tf_hips.ps.rules.way_down import SAME, as_up
+from tf_hips.ps.session.members import Terms, no_quorum
 from tf_hips.ps.terms import quorum as quorums
 from tf_hips.ps.terms.assignment import Shard
 from tf_hips.ps.terms.past import MOST_IN_MEMORY
@@ -218,7 +219,11 @@ def terms_of(config: ServerConfig) -> Terms:
         compression = found.text
     downlink = config.downlink
     if downlink == SAME:
-        downlink = compression and compressors.parse(compression).for_sums.text
+        told = None if config.rule is None else rules.parse(config.rule)
+        if compression is None or (told is None and found.has_threshold):
+            downlink = None  # it depends on what the first party brings, of a threshold on its rule
+        else:
+            downlink = as_up(found, told).text
     elif downlink is not None:
         found = compressors.check_makes_packets(
             compressors.resolve(downlink, "downlink"), "downlink", may_be_mixed=True
