@@ -285,21 +285,25 @@ class Link:
             ):
                 settled.set()
 
-        with self.meter.connecting():
-            self._read_credentials()
-            if self._credentials is None:
-                channel = grpc.insecure_channel(self._uplink.server, CHANNEL_OPTIONS)
-            else:
-                name = ("grpc.ssl_target_name_override", tls.server_name(self._uplink.server_role))
-                channel = grpc.secure_channel(
-                    self._uplink.server, self._credentials, (*CHANNEL_OPTIONS, name)
-                )
-            channel.subscribe(note, try_to_connect=True)
-            deadline = time.monotonic() + timeout_s
-            while not settled.wait(0.1) and time.monotonic() < deadline:
-                if self._closed.is_set():
-                    break
-        channel.unsubscribe(note)
+        with contextlib.ExitStack() as unfinished:
+            with self.meter.connecting():
+                self._read_credentials()
+                if self._credentials is None:
+                    channel = grpc.insecure_channel(self._uplink.server, CHANNEL_OPTIONS)
+                else:
+                    name = tls.server_name(self._uplink.server_role)
+                    options = (*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", name))
+                    channel = grpc.secure_channel(self._uplink.server, self._credentials, options)
+                # A traceback would keep it alive, and gRPC lets no process end that has one which
+                # connects.
+                unfinished.callback(channel.close)
+                channel.subscribe(note, try_to_connect=True)
+                deadline = time.monotonic() + timeout_s
+                while not settled.wait(0.1) and time.monotonic() < deadline:
+                    if self._closed.is_set():
+                        break
+            channel.unsubscribe(note)
+            unfinished.pop_all()
         return channel
 
     def _disconnect(self) -> None:

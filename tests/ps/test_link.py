@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One connection of one process: what becomes of it where something else fails."""
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from tf_hips.config import Uplink
+from tf_hips.ps.client.link import Link
+from tf_hips.ps.transport.sockets import Meter
+
+DEADLINE_S = 20.0
+
+
+@contextlib.contextmanager
+def linked() -> Iterator[Link]:
+    """A link to an address at which nobody answers."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        host, port = silent.getsockname()[:2]
+        link = Link(Uplink(f"{host}:{port}", "a"), (host, port), None, "run", "process")
+        with contextlib.closing(link):
+            yield link
+
+
+def is_closed(channel: grpc.Channel) -> bool:
+    try:
+        channel.unary_unary("/any/call").future(b"").cancel()
+    except ValueError:
+        return True
+    return False
+
+
+@pytest.fixture
+def channels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[grpc.Channel]]:
+    """Those that links have made."""
+    made: list[grpc.Channel] = []
+    real = grpc.insecure_channel
+
+    def keep(*arguments: Any) -> grpc.Channel:
+        made.append(real(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(grpc, "insecure_channel", keep)
+    yield made
+    for channel in made:
+        channel.close()  # one that was left open would keep the process of the tests
+
+
+def test_who_is_interrupted_while_it_connects_leaves_no_channel(
+    channels: list[grpc.Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_: Meter) -> None:
+        raise KeyboardInterrupt
+
+    with linked() as link:
+        with monkeypatch.context() as patch:
+            patch.setattr(Meter, "_scan", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                link.once("Terms", b"", 0, 0.01)
+        assert [is_closed(channel) for channel in channels] == [True]
