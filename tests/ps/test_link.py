@@ -2,13 +2,16 @@
 """One connection of one process: what becomes of it where something else fails."""
 
 import contextlib
+import errno
 import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import grpc
 import pytest
 
+from tests.support.eventually import eventually
 from tf_hips.config import Uplink
 from tf_hips.ps.client.link import Link
 from tf_hips.ps.transport.sockets import Meter
@@ -62,3 +65,40 @@ def test_who_is_interrupted_while_it_connects_leaves_no_channel(
             with pytest.raises(KeyboardInterrupt):
                 link.once("Terms", b"", 0, 0.01)
         assert [is_closed(channel) for channel in channels] == [True]
+
+
+def test_a_connection_is_closed_where_its_bytes_cannot_be_counted(
+    channels: list[grpc.Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Meter) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with linked() as link:
+        link.stub("unary_unary", "Terms", 0.01)
+        with monkeypatch.context() as patch:
+            patch.setattr(Meter, "scan", fail)
+            with pytest.raises(OSError, match="Too many open files"):
+                link.close()
+        assert [is_closed(channel) for channel in channels] == [True]
+
+
+def test_a_watch_that_fails_is_begun_again(
+    channels: list[grpc.Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = threading.Semaphore(0)
+
+    def fail(*_: Any) -> Any:
+        tries.release()
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with linked() as link:
+        link.stub("unary_unary", "Terms", 0.01)
+        monkeypatch.setattr(link, "metadata", fail)
+        link.watch()
+        for _ in range(3):
+            assert tries.acquire(timeout=DEADLINE_S)
+        assert link.ended is None
+        link.close()
+        watcher = link._watcher
+        assert watcher is not None
+        eventually(lambda: not watcher.is_alive())

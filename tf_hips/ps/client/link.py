@@ -309,9 +309,11 @@ class Link:
     def _disconnect(self) -> None:
         with self._lock:
             if self._channel is not None:
-                self.meter.scan()  # the last moment at which gRPC's descriptors can be seen
-                self._channel.close()
-                self._channel = None
+                try:
+                    self.meter.scan()  # the last moment at which gRPC's descriptors can be seen
+                finally:
+                    self._channel.close()
+                    self._channel = None
                 self.meter.settle()
 
     def _pause(self, method: str, attempt: int, patience: Patience) -> str:
@@ -403,6 +405,8 @@ class Link:
                 if not is_lost and not _is_busy(error):
                     self._end(detail(error))
                     return
+            except Exception as error:  # noqa: BLE001 - the server would take this child for lost
+                log.warning("The watch of this party has failed and begins again. %r", error)
             self._closed.wait(_pause_s(attempt))
             attempt = 0 if self._channel is not channel else attempt + 1
 
