@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs of small Python scripts: output, first failure, exit codes, and nothing left behind."""
 
+import contextlib
 import io
 import os
+import select
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -431,6 +434,28 @@ def test_a_reader_that_goes_away_ends_the_job(tmp_path: Path) -> None:
         launcher.kill()
     assert code == 128 + signal.SIGPIPE
     assert is_gone(pid)
+
+
+@pytest.mark.parametrize("buffering", [-1, 0])
+def test_a_signal_is_heard_while_nobody_reads_the_output(buffering: int) -> None:
+    body = "import os, signal; print('x', flush=True); os.kill(os.getppid(), signal.SIGTERM)"
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as reader, os.fdopen(writing, "wb", buffering) as full:
+        os.set_blocking(writing, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(writing, bytes(select.PIPE_BUF))
+        os.set_blocking(writing, True)
+        # Without an end of its own the job ends once somebody reads.
+        late = threading.Timer(DEADLINE_S, lambda: reader.read(1 << 16))
+        late.daemon = True
+        late.start()
+        began = time.monotonic()
+        with Job(out=full, err=io.BytesIO(), grace_s=0.3) as job:
+            job.start("a", [sys.executable, "-S", "-c", body + "\n" + SLEEP], os.environ)
+            assert job.wait() == Failure("launcher", 128 + 15, "got SIGTERM")
+        late.cancel()
+        assert time.monotonic() - began < DEADLINE_S
 
 
 @pytest.mark.parametrize(("max_restarts", "code"), [(2, 0), (1, 5)])

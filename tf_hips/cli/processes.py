@@ -3,7 +3,8 @@
 
 One thread and one selector: the pipes of all children, and a socket that carries signals (SIGCHLD
 of the children, SIGINT and SIGTERM of the user). So lines never interleave and exits are seen in
-the order in which they happen.
+the order in which they happen. Where nobody reads its output, the thread waits for the reader and
+for signals at once.
 
 Every child leads a process group of its own (docs/decisions/0024). When it ends, what is left of it
 is killed; when the launcher dies, even by SIGKILL, the kernel ends the child (PR_SET_PDEATHSIG).
@@ -15,8 +16,10 @@ Children may form a group that is started again, all of it, when one of them fai
 import contextlib
 import ctypes
 import dataclasses
+import math
 import os
 import re
+import select
 import selectors
 import signal
 import socket
@@ -127,12 +130,15 @@ class Job:
             progress_role: the child whose progress bar is shown.
             grace_s: seconds between SIGTERM and SIGKILL.
         """
-        self._printer = Printer(out or sys.stdout.buffer, err or sys.stderr.buffer, progress_role)
+        self._printer = Printer(
+            out or sys.stdout.buffer, err or sys.stderr.buffer, progress_role, self._takes
+        )
         self._grace_s = grace_s
         self._children: list[_Child] = []
         self._selector = selectors.DefaultSelector()
         self._pipes: dict[IO[bytes], Callable[[], None]] = {}
         self._signal: int | None = None
+        self._writes_until = math.inf  # of `time.monotonic`
         self._closing = False
         self._group: _Group | None = None  # the one that is being started
 
@@ -324,6 +330,8 @@ class Job:
         self._closing = True
         for child in self._running():
             _signal_group(child, signal.SIGTERM)
+        if self._signal is not None:
+            self._writes_until = time.monotonic() + self._grace_s  # for the children's last words
         self._signal = None
         self._turn_until(lambda: self._is_over() or self._signal is not None, self._grace_s)
         for child in self._running():
@@ -380,8 +388,31 @@ class Job:
 
     def _say(self, text: str) -> None:
         with contextlib.suppress(OSError):  # a disk that is full ends no training
-            sys.stderr.write(f"tf-hips: {text}\n")
-            sys.stderr.flush()
+            if self._takes(sys.stderr.buffer):
+                sys.stderr.write(f"tf-hips: {text}\n")
+                sys.stderr.flush()
+
+    def _takes(self, stream: IO[bytes]) -> bool:
+        """Waits until `stream` takes bytes; False: a signal came first, or no time is left.
+
+        A write that waits for its reader would be begun again after each signal (PEP 475), of which
+        the launcher would not hear.
+        """
+        try:
+            descriptor = stream.fileno()
+        except OSError:
+            return True  # it is in memory
+        poll = select.poll()
+        poll.register(descriptor, select.POLLOUT)
+        poll.register(self._signals_in, select.POLLIN)
+        while True:
+            left_s = 0.0 if self._is_told_to_end() else self._writes_until - time.monotonic()
+            ready = poll.poll(max(0.0, left_s) * 1000 if left_s < math.inf else None)
+            if descriptor in (number for number, _ in ready):
+                return True  # or it has failed, which writing says
+            if not ready:
+                return False
+            self._read_signals()
 
     def _running(self) -> list[_Child]:
         return [child for child in self._children if child.code is None]
