@@ -13,7 +13,10 @@ import pytest
 
 from tests.support.eventually import eventually
 from tf_hips.config import Uplink
+from tf_hips.ps.client.client import Client
 from tf_hips.ps.client.link import Link
+from tf_hips.ps.server.server import Server
+from tf_hips.ps.session.settings import ServerConfig
 from tf_hips.ps.transport.sockets import Meter
 
 DEADLINE_S = 20.0
@@ -102,3 +105,29 @@ def test_a_watch_that_fails_is_begun_again(
         watcher = link._watcher
         assert watcher is not None
         eventually(lambda: not watcher.is_alive())
+
+
+@pytest.mark.heavy
+def test_who_leaves_at_the_end_of_its_process_connects_without_a_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    main, real = threading.current_thread(), threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if threading.current_thread() is main:
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+        real(thread)  # of gRPC and of the server
+
+    server = Server(ServerConfig(("a",), "run", insecure=True))
+    server.start()
+    try:
+        client = Client(Uplink(server.address, "a", None, DEADLINE_S), "run", 1)
+        client.join("fp32()", "fp32()", 0)
+        client.link._disconnect()  # the connection was lost
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", start)
+            client.leave()
+        assert server._session.is_over
+        assert server._session.ended is None
+    finally:
+        server.stop(0.0)

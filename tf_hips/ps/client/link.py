@@ -297,7 +297,12 @@ class Link:
                 # A traceback would keep it alive, and gRPC lets no process end that has one which
                 # connects.
                 unfinished.callback(channel.close)
-                channel.subscribe(note, try_to_connect=True)
+                try:
+                    channel.subscribe(note, try_to_connect=True)
+                except RuntimeError:
+                    # An interpreter that ends starts no more threads, and this takes one. Then the
+                    # call connects by itself.
+                    settled.set()
                 deadline = time.monotonic() + timeout_s
                 while not settled.wait(0.1) and time.monotonic() < deadline:
                     if self._closed.is_set():
