@@ -11,6 +11,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -481,6 +482,37 @@ def test_a_group_is_started_again_as_often_as_it_may(
         f"tf-hips: b failed (exit code 5); both starts again ({one} of {max_restarts})"
         for one in range(1, max_restarts + 1)
     ]
+
+
+def test_groups_that_start_again_share_their_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    started: list[str] = []
+    real = Job._turn_until
+
+    def note(job: Job, done: Any, seconds: float | None) -> None:
+        if done == job._is_told_to_end and seconds is not None:
+            pauses.append(seconds)
+        real(job, done, seconds)
+
+    monkeypatch.setattr(Job, "_turn_until", note)
+    with Job(out=io.BytesIO(), err=io.BytesIO(), grace_s=30.0) as job:
+
+        def starting(name: str) -> Callable[[int], None]:
+            def start(attempt: int) -> None:
+                started.append(name)
+                body = "raise SystemExit(3)" if attempt == 0 else ""
+                job.start(name, [sys.executable, "-S", "-c", body], os.environ)
+
+            return start
+
+        for name in "abc":
+            job.start_group(name, starting(name), 1)
+        while not all(child.failed for child in job._children):
+            job._turn(None)
+        assert job.wait() is None
+    assert started == list("abcabc")
+    assert len(pauses) == 3
+    assert sum(pauses) <= 0.5  # of each
 
 
 def test_a_group_that_only_a_signal_starts_again_may_fail() -> None:

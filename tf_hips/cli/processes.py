@@ -46,7 +46,8 @@ _SERVICE_GRACE_S = 15.0
 _READ_BYTES = 1 << 16
 # A follower has to evaluate what the last worker has left, or finds that this never came.
 _FOLLOWER_GRACE_S = 3600.0
-_LONGEST_PAUSE_S = 30.0  # before a group is started again
+# Before a group is started again, for the first time and at most.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 # How the text of an uncaught exception begins: Python's own way, `errors.print_in_one_line`'s, and
 # that of a command such as `tf-hips train`.
 _EXCEPTION = re.compile(
@@ -109,6 +110,10 @@ class _Group:
     def may_restart(self, child: _Child) -> bool:
         is_right = not self.only_killed or (child.code or 0) < 0
         return is_right and self.attempt < self.max_restarts
+
+    def pause_s(self) -> float:
+        """Seconds before it is started again."""
+        return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (self.attempt - 1))
 
 
 class Job:
@@ -355,6 +360,7 @@ class Job:
         groups = list({id(one.group): one.group for one in failed if one.group}.values())
         if not failed or not all(one.group and one.group.may_restart(one) for one in failed):
             return False
+        ended = [child for child in self._children if child.group in groups]
         for group in groups:
             first = min((c for c in failed if c.group is group), key=lambda c: c.ended_s)
             group.attempt += 1
@@ -362,11 +368,13 @@ class Job:
                 f"{first.role} failed ({_failure(first).reason}); {group.name} starts again "
                 f"({group.attempt} of {group.max_restarts})"
             )
-            members = [child for child in self._children if child.group is group]
-            self._end(members)
-            self._children = [child for child in self._children if child.group is not group]
-            pause_s = min(_LONGEST_PAUSE_S, 0.5 * 2 ** (group.attempt - 1))
-            self._turn_until(self._is_told_to_end, pause_s)
+        self._end(ended)
+        self._children = [child for child in self._children if child not in ended]
+        began = time.monotonic()
+        # Each after its own pause, not after those of the others, too.
+        for group in sorted(groups, key=_Group.pause_s):
+            left_s = began + group.pause_s() - time.monotonic()
+            self._turn_until(self._is_told_to_end, max(0.0, left_s))
             if not self._is_told_to_end():
                 self._start_group(group)
         return True
