@@ -131,3 +131,36 @@ def test_who_leaves_at_the_end_of_its_process_connects_without_a_thread(
         assert server._session.ended is None
     finally:
         server.stop(0.0)
+
+
+@pytest.mark.heavy
+def test_a_call_whose_channel_another_one_has_closed_is_made_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = Server(ServerConfig(("a",), "run", insecure=True))
+    server.start()
+    try:
+        client = Client(Uplink(server.address, "a", None, DEADLINE_S), "run", 1)
+        client.join("fp32()", "fp32()", 0)
+        link, real = client.link, client.link.metadata
+        main, closes = threading.current_thread(), [link._disconnect]
+
+        def metadata(*numbers: int) -> Any:
+            if closes and threading.current_thread() is main:
+                closes.pop()()  # between the making of a call and its beginning
+            return real(*numbers)
+
+        monkeypatch.setattr(link, "metadata", metadata)
+        client.backed_up(0, 0)
+        assert not closes
+
+        def fail(*_: int) -> Any:
+            raise ValueError("of something else")
+
+        monkeypatch.setattr(link, "metadata", fail)
+        with pytest.raises(ValueError, match="of something else"):
+            client.backed_up(1, 0)
+        monkeypatch.undo()
+        client.leave()
+    finally:
+        server.stop(0.0)

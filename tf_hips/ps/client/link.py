@@ -147,6 +147,7 @@ class Link:
         self._process = process
         self._lock = threading.Lock()  # one channel at a time
         self._channel: grpc.Channel | None = None
+        self._disconnects = 0
         self._has_connected = False
         self._closed = threading.Event()
         self._wake = threading.Event()  # the run has ended, or the link was closed
@@ -225,7 +226,7 @@ class Link:
         reason = ""  # why the connection before this one was lost, or never made
         while True:
             self._check(method)
-            began = time.monotonic()
+            began, disconnects = time.monotonic(), self._disconnects
             try:
                 result = call(attempt, patience)
                 self._has_connected = True
@@ -243,6 +244,10 @@ class Link:
                 else:
                     self._has_connected = True
                     raise self._translate(method, error, patience, began, reason) from None
+            except ValueError:
+                # gRPC's word for a channel that is closed: another call has lost it meanwhile.
+                if self._disconnects == disconnects:
+                    raise
             attempt += 1
 
     def end_error(self, method: str) -> TfHipsError:
@@ -314,6 +319,7 @@ class Link:
     def _disconnect(self) -> None:
         with self._lock:
             if self._channel is not None:
+                self._disconnects += 1  # before others can find the channel closed
                 try:
                     self.meter.scan()  # the last moment at which gRPC's descriptors can be seen
                 finally:
