@@ -179,6 +179,7 @@ class Server:
         with session.changed:
             if not session.is_over:  # who hears later of a run that is over, hears why
                 session.end(STOPPED)
+        self._waits.close()
         if self._server is not None:
             self._server.stop(grace_s).wait()
             self._server = None
