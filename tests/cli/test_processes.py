@@ -11,9 +11,9 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -437,26 +437,48 @@ def test_a_reader_that_goes_away_ends_the_job(tmp_path: Path) -> None:
     assert is_gone(pid)
 
 
-@pytest.mark.parametrize("buffering", [-1, 0])
-def test_a_signal_is_heard_while_nobody_reads_the_output(buffering: int) -> None:
-    body = "import os, signal; print('x', flush=True); os.kill(os.getppid(), signal.SIGTERM)"
+@contextlib.contextmanager
+def full_pipe() -> Iterator[tuple[IO[bytes], int]]:
+    """What reads a pipe that takes no more, and its descriptor to write to."""
     reading, writing = os.pipe()
-    with os.fdopen(reading, "rb") as reader, os.fdopen(writing, "wb", buffering) as full:
+    with os.fdopen(reading, "rb") as reader, contextlib.ExitStack() as stack:
+        stack.callback(os.close, writing)
         os.set_blocking(writing, False)
         with contextlib.suppress(BlockingIOError):
             while True:
                 os.write(writing, bytes(select.PIPE_BUF))
         os.set_blocking(writing, True)
+        yield reader, writing
+
+
+SIGNALS = "import os, signal; print('x', flush=True); os.kill(os.getppid(), signal.SIGTERM)\n"
+
+
+@pytest.mark.parametrize("buffering", [-1, 0])
+def test_a_signal_is_heard_while_nobody_reads_the_output(buffering: int) -> None:
+    with full_pipe() as (reader, writing):
         # Without an end of its own the job ends once somebody reads.
         late = threading.Timer(DEADLINE_S, lambda: reader.read(1 << 16))
         late.daemon = True
         late.start()
         began = time.monotonic()
-        with Job(out=full, err=io.BytesIO(), grace_s=0.3) as job:
-            job.start("a", [sys.executable, "-S", "-c", body + "\n" + SLEEP], os.environ)
+        out = os.fdopen(writing, "wb", buffering, closefd=False)
+        with out, Job(out=out, err=io.BytesIO(), grace_s=0.3) as job:
+            job.start("a", [sys.executable, "-S", "-c", SIGNALS + SLEEP], os.environ)
             assert job.wait() == Failure("launcher", 128 + 15, "got SIGTERM")
         late.cancel()
         assert time.monotonic() - began < DEADLINE_S
+
+
+def test_a_launcher_of_which_nobody_reads_a_word_ends() -> None:
+    script = LAUNCHER.format(scripts={"a": SIGNALS + SLEEP})
+    with full_pipe() as (_, writing):
+        launcher = subprocess.Popen([sys.executable, "-c", script], stdout=writing, stderr=writing)
+        try:
+            assert launcher.wait(timeout=DEADLINE_S) == 128 + 15
+        finally:
+            launcher.kill()
+            launcher.wait()
 
 
 @pytest.mark.parametrize(("max_restarts", "code"), [(2, 0), (1, 5)])

@@ -15,7 +15,7 @@ import re
 import select
 import shutil
 from collections.abc import Callable
-from typing import IO
+from typing import IO, Any
 
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -164,6 +164,17 @@ class Printer:
             if number is None:
                 raise BlockingIOError("a stream that takes no more for now")
             data = data[number:]
+
+
+def takes_soon(stream: IO[Any], seconds: float) -> bool:
+    """Whether a stream takes bytes within some seconds: somebody reads it, or need not."""
+    try:
+        descriptor = stream.fileno()
+    except OSError:
+        return True  # it is in memory
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    return bool(poll.poll(seconds * 1000))
 
 
 def _last_state(line: bytes) -> str:
