@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs of small Python scripts: output, first failure, exit codes, and nothing left behind."""
 
+import contextlib
 import io
 import os
+import select
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -433,6 +437,50 @@ def test_a_reader_that_goes_away_ends_the_job(tmp_path: Path) -> None:
     assert is_gone(pid)
 
 
+@contextlib.contextmanager
+def full_pipe() -> Iterator[tuple[IO[bytes], int]]:
+    """What reads a pipe that takes no more, and its descriptor to write to."""
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as reader, contextlib.ExitStack() as stack:
+        stack.callback(os.close, writing)
+        os.set_blocking(writing, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(writing, bytes(select.PIPE_BUF))
+        os.set_blocking(writing, True)
+        yield reader, writing
+
+
+SIGNALS = "import os, signal; print('x', flush=True); os.kill(os.getppid(), signal.SIGTERM)\n"
+
+
+@pytest.mark.parametrize("buffering", [-1, 0])
+def test_a_signal_is_heard_while_nobody_reads_the_output(buffering: int) -> None:
+    with full_pipe() as (reader, writing):
+        # Without an end of its own the job ends once somebody reads.
+        late = threading.Timer(DEADLINE_S, lambda: reader.read(1 << 16))
+        late.daemon = True
+        late.start()
+        began = time.monotonic()
+        out = os.fdopen(writing, "wb", buffering, closefd=False)
+        with out, Job(out=out, err=io.BytesIO(), grace_s=0.3) as job:
+            job.start("a", [sys.executable, "-S", "-c", SIGNALS + SLEEP], os.environ)
+            assert job.wait() == Failure("launcher", 128 + 15, "got SIGTERM")
+        late.cancel()
+        assert time.monotonic() - began < DEADLINE_S
+
+
+def test_a_launcher_of_which_nobody_reads_a_word_ends() -> None:
+    script = LAUNCHER.format(scripts={"a": SIGNALS + SLEEP})
+    with full_pipe() as (_, writing):
+        launcher = subprocess.Popen([sys.executable, "-c", script], stdout=writing, stderr=writing)
+        try:
+            assert launcher.wait(timeout=DEADLINE_S) == 128 + 15
+        finally:
+            launcher.kill()
+            launcher.wait()
+
+
 @pytest.mark.parametrize(("max_restarts", "code"), [(2, 0), (1, 5)])
 def test_a_group_is_started_again_as_often_as_it_may(
     capfd: pytest.CaptureFixture[str], max_restarts: int, code: int
@@ -456,6 +504,37 @@ def test_a_group_is_started_again_as_often_as_it_may(
         f"tf-hips: b failed (exit code 5); both starts again ({one} of {max_restarts})"
         for one in range(1, max_restarts + 1)
     ]
+
+
+def test_groups_that_start_again_share_their_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    started: list[str] = []
+    real = Job._turn_until
+
+    def note(job: Job, done: Any, seconds: float | None) -> None:
+        if done == job._is_told_to_end and seconds is not None:
+            pauses.append(seconds)
+        real(job, done, seconds)
+
+    monkeypatch.setattr(Job, "_turn_until", note)
+    with Job(out=io.BytesIO(), err=io.BytesIO(), grace_s=30.0) as job:
+
+        def starting(name: str) -> Callable[[int], None]:
+            def start(attempt: int) -> None:
+                started.append(name)
+                body = "raise SystemExit(3)" if attempt == 0 else ""
+                job.start(name, [sys.executable, "-S", "-c", body], os.environ)
+
+            return start
+
+        for name in "abc":
+            job.start_group(name, starting(name), 1)
+        while not all(child.failed for child in job._children):
+            job._turn(None)
+        assert job.wait() is None
+    assert started == list("abcabc")
+    assert len(pauses) == 3
+    assert sum(pauses) <= 0.5  # of each
 
 
 def test_a_group_that_only_a_signal_starts_again_may_fail() -> None:

@@ -377,20 +377,58 @@ def test_errors_of_horovod_are_explained(monkeypatch, clock):
     assert "its own output says why" in str(watchdog.explain(RuntimeError(words)))
 
 
-def test_a_store_that_is_gone_is_one_warning(monkeypatch, clock):
+def test_a_store_that_is_gone_for_a_while_is_one_warning(monkeypatch, clock):
     store = _Dictionary()
     store.is_down = True
-    said = []
+    said, failed, answered = [], threading.Semaphore(0), threading.Event()
     monkeypatch.setattr(watchdog.log, "warning", lambda text, *values: said.append(text % values))
     monkeypatch.setattr(watchdog, "_POLL_S", 0.01)
+    monkeypatch.setattr(watchdog, "_RETRY_S", 0.01)
     dog, stopped = dog_of(monkeypatch, store)
+    real = dog._put
+
+    def put(*arguments, **named):
+        try:
+            real(*arguments, **named)
+        except ConnectionError:
+            failed.release()
+            raise
+        answered.set()
+
+    monkeypatch.setattr(dog, "_put", put)
     dog._thread.start()
-    dog._thread.join(timeout=10)
-    assert not dog._thread.is_alive()
-    assert said == ["Ranks that wait for ever will not be noticed. ConnectionError('down')"]
+    for _ in range(2 * watchdog._MAX_FAILURES):
+        assert failed.acquire(timeout=10)
+    assert said == ["For now, ranks that wait for ever are not noticed. ConnectionError('down')"]
+    assert not answered.is_set()
+    store.is_down = False
+    assert answered.wait(10)
     dog.end()
+    assert store.values["0"]["has_ended"]
+    store.is_down = True
     dog.publish()
     assert not stopped
+
+
+def test_what_was_told_before_the_store_was_gone_is_no_deadlock(monkeypatch, clock):
+    store = _Dictionary()
+    dog, stopped = dog_of(monkeypatch, store)
+    old = waits("b", beat=1, begun=3)
+    with watchdog.waiting("my sum", "a"):
+        store.is_down = True
+        clock.sleep(20)
+        once = iter((False, False, True))
+        with monkeypatch.context() as patch:
+            patch.setattr(watchdog, "_POLL_S", 0.0)
+            patch.setattr(dog._is_over, "is_set", lambda: next(once))
+            dog._run()
+        store.is_down = False
+        # The other rank has not reached the store yet; it has long gone on.
+        run(dog, clock, 7, lambda _: {1: old})
+        run(dog, clock, 20, lambda tick: {1: waits("a", tick / 2, beat=2 + tick, begun=9)})
+        assert not stopped
+        run(dog, clock, 5, lambda tick: {1: waits("b", 5 + tick / 2, beat=100 + tick, begun=9)})
+    assert stopped
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "soon"])

@@ -2,10 +2,12 @@
 """Meters of one process: who waits for whom while it connects."""
 
 import contextlib
+import errno
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -71,3 +73,24 @@ def test_turns_end_with_their_meters() -> None:
         assert address in Meter._turns
         del meter
         assert address not in Meter._turns
+
+
+def test_a_process_short_of_descriptors_counts_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(_: Path) -> Iterator[Path]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with listening() as address:
+        meter = Meter(*address)
+        with meter.connecting():
+            first = socket.create_connection(address)
+        claimed = set(Meter._claimed)
+        with first, meter.connecting():
+            second = socket.create_connection(address)
+            with monkeypatch.context() as patch:
+                patch.setattr(Path, "iterdir", none_left)
+                meter._scan()
+                first.sendall(b"abc")
+                second.sendall(b"de")
+            assert claimed <= Meter._claimed  # another meter must not take them for its own
+        with second:
+            assert meter.read().sent == 5

@@ -185,7 +185,7 @@ def test_a_length_that_lies_takes_no_memory(length: str) -> None:
 
 
 def test_there_are_so_many_connections_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded_http, "_MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(bounded_http.BoundedServer, "max_connections", 2)
     with serving() as server, contextlib.ExitStack() as stack:
         host, port = server.address.split(":")
         clients = [StateClient(server.address, rank) for rank in range(2)]

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a server tells about its run: `tf-hips status` and Prometheus."""
 
+import contextlib
 import json
 import math
+import socket
+import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +24,8 @@ from tf_hips.errors import ConfigError, PeerError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ps.security.diagnosis import own_identity
 from tf_hips.ps.security.tls import Identity
+from tf_hips.ps.server.status import Metrics
+from tf_hips.ps.transport.sockets import split_address
 
 pytestmark = pytest.mark.heavy  # servers start in most of these
 
@@ -162,6 +169,36 @@ def test_metrics_say_the_same(certificates: Certificates) -> None:
             serving(certificates, metrics=server.metrics_address),
         ):
             pass
+
+
+@pytest.fixture
+def metrics() -> Iterator[Metrics]:
+    """Metrics that cannot be made."""
+    pytest.importorskip("prometheus_client")
+
+    def fail() -> Any:
+        raise ValueError("no snapshot")
+
+    made = Metrics("127.0.0.1:0", fail)
+    yield made
+    made.stop()
+
+
+def test_an_error_of_metrics_is_told_to_who_asks(metrics: Metrics) -> None:
+    with pytest.raises(urllib.error.HTTPError, match="500"):
+        urllib.request.urlopen(f"http://{metrics.address}/metrics", timeout=10)
+
+
+def test_who_says_nothing_costs_so_many_threads_at_most(metrics: Metrics) -> None:
+    address = split_address(metrics.address)
+    with contextlib.ExitStack() as stack:
+        silent = [
+            stack.enter_context(socket.create_connection(address, timeout=10))
+            for _ in range(metrics._server.max_connections)
+        ]
+        assert len(silent) <= 32
+        one_more = stack.enter_context(socket.create_connection(address, timeout=10))
+        assert one_more.recv(1) == b""
 
 
 def test_without_prometheus_the_extra_is_named(

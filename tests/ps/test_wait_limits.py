@@ -2,7 +2,9 @@
 """What a party's server asks the one above about waits, however often its children ask."""
 
 import gc
+import socket
 import threading
+import time
 import weakref
 from typing import Any
 
@@ -92,6 +94,26 @@ def test_who_waits_for_too_long_is_told_so(monkeypatch: pytest.MonkeyPatch) -> N
         above.waits.ask(0.01)
 
 
+def test_a_server_that_stops_waits_for_no_answer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        host, port = silent.getsockname()[:2]
+        uplink = Uplink(f"{host}:{port}", "west", None, DEADLINE_S)
+        waits = Waits(ServerConfig(("a", "b"), insecure=True, uplink=uplink))
+
+        def ask() -> None:
+            with pytest.raises(PeerError, match="The server was stopped"):
+                waits.ask(DEADLINE_S)
+
+        def close() -> None:
+            with silent.accept()[0]:  # it has begun to connect
+                waits.close()
+
+        began = time.monotonic()
+        together(ask, close)
+        ask()  # nor who asks afterwards
+        assert time.monotonic() - began < DEADLINE_S
+
+
 @pytest.mark.heavy
 def test_a_connection_that_has_ended_leaves_nothing(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch
@@ -107,8 +129,10 @@ def test_a_connection_that_has_ended_leaves_nothing(
     monkeypatch.setattr(wait_limits, "Link", linked)
     with serving(certificates, insecure=True, parties=("west",)) as server:
         uplink = Uplink(server.address, "west", None, DEADLINE_S)
+        waits = Waits(ServerConfig(("a", "b"), "local", insecure=True, uplink=uplink))
         for _ in range(3):
-            Limits.above(uplink, "local", DEADLINE_S)
+            waits.ask(DEADLINE_S)
+            waits._fresh_until = 0.0
         meter = Meter("127.0.0.1", 1)
 
         def are_gone() -> bool:

@@ -12,8 +12,10 @@ TensorFlow greets whoever loads it with notices about its own build, in every wo
 import contextlib
 import os
 import re
+import select
 import shutil
-from typing import IO
+from collections.abc import Callable
+from typing import IO, Any
 
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -67,10 +69,25 @@ class Splitter:
 class Printer:
     """Writes prefixed lines to two byte streams; colours and the live line only on a terminal."""
 
-    def __init__(self, out: IO[bytes], err: IO[bytes], progress_role: str | None) -> None:
-        """Writes to `out` and `err`; `progress_role` is the role whose bar is shown live."""
+    def __init__(
+        self,
+        out: IO[bytes],
+        err: IO[bytes],
+        progress_role: str | None,
+        takes: Callable[[IO[bytes]], bool] = lambda stream: True,
+    ) -> None:
+        """Writes nothing yet.
+
+        Args:
+            out: where lines of standard output go.
+            err: where those of standard error go.
+            progress_role: the role whose bar is shown live.
+            takes: waits until a stream takes bytes, and says whether it does; else what is written
+                is lost.
+        """
         self._out = out
         self._err = err
+        self._takes = takes
         self._progress_role = progress_role
         self._is_terminal = out.isatty()
         self._colours: dict[str, int] | None = None if "NO_COLOR" in os.environ else {}
@@ -123,9 +140,9 @@ class Printer:
         try:
             if stream in self._lost:
                 lost = f"\ntf-hips: {self._lost[stream]} lines could not be written here\n"
-                _put(stream, lost.encode())
+                self._put(stream, lost.encode())
                 del self._lost[stream]
-            _put(stream, text.encode("utf-8", errors="replace"))
+            self._put(stream, text.encode("utf-8", errors="replace"))
         except BrokenPipeError:  # nobody reads us any more; the job ends, see Job
             self.is_broken = True
             # What the stream still holds goes nowhere; Python would fail to flush it at its exit,
@@ -137,20 +154,27 @@ class Printer:
         except OSError:  # a disk that is full ends no training
             self._lost[stream] = self._lost.get(stream, 0) + text.count("\n")
 
-
-def _put(stream: IO[bytes], data: bytes) -> None:
-    """Writes at once; a buffer would keep what fails, and fail again when the process ends."""
-    stream.flush()
-    raw = getattr(stream, "raw", None)
-    if raw is None:
-        stream.write(data)
+    def _put(self, stream: IO[bytes], data: bytes) -> None:
+        """Writes at once; a buffer would keep what fails, and fail again when the process ends."""
         stream.flush()
-        return
-    while data:
-        number = raw.write(data)
-        if number is None:
-            raise BlockingIOError("a stream that takes no more for now")
-        data = data[number:]
+        raw = getattr(stream, "raw", stream)  # itself where Python does not buffer (`-u`)
+        while data:
+            # A pipe that takes bytes at all takes so many without waiting for its reader.
+            number = raw.write(data[: select.PIPE_BUF]) if self._takes(raw) else None
+            if number is None:
+                raise BlockingIOError("a stream that takes no more for now")
+            data = data[number:]
+
+
+def takes_soon(stream: IO[Any], seconds: float) -> bool:
+    """Whether a stream takes bytes within some seconds: somebody reads it, or need not."""
+    try:
+        descriptor = stream.fileno()
+    except OSError:
+        return True  # it is in memory
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    return bool(poll.poll(seconds * 1000))
 
 
 def _last_state(line: bytes) -> str:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tf_hips import config
-from tf_hips.cli import arguments, quota, uplinks
+from tf_hips.cli import arguments, output, quota, uplinks
 from tf_hips.cli.processes import Failure, Job
 
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
@@ -29,6 +29,7 @@ _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 # gives them 5 s; killed before, it would leave them behind.
 _GRACE_S = 5.0
 _HOROVODRUN_GRACE_S = 15.0
+_LAST_WORD_S = 1.0  # for which somebody is waited for who reads what ended the job
 _DEADLINE_S = config.Uplink.deadline_s
 
 
@@ -328,7 +329,9 @@ def report(failure: Failure | None, server_options: Sequence[str] = ()) -> int:
     if failure is None:
         return 0
     if failure.role == "launcher":
-        sys.stderr.write(f"tf-hips: {failure.reason}; all processes ended\n")
+        # Whoever has sent the signal waits for the end, and may be the only one who is there.
+        if output.takes_soon(sys.stderr, _LAST_WORD_S):
+            sys.stderr.write(f"tf-hips: {failure.reason}; all processes ended\n")
     else:
         if failure.is_stuck:
             without = f" without {' and '.join(server_options)}" if server_options else ""

@@ -3,7 +3,8 @@
 
 One thread and one selector: the pipes of all children, and a socket that carries signals (SIGCHLD
 of the children, SIGINT and SIGTERM of the user). So lines never interleave and exits are seen in
-the order in which they happen.
+the order in which they happen. Where nobody reads its output, the thread waits for the reader and
+for signals at once.
 
 Every child leads a process group of its own (docs/decisions/0024). When it ends, what is left of it
 is killed; when the launcher dies, even by SIGKILL, the kernel ends the child (PR_SET_PDEATHSIG).
@@ -15,8 +16,10 @@ Children may form a group that is started again, all of it, when one of them fai
 import contextlib
 import ctypes
 import dataclasses
+import math
 import os
 import re
+import select
 import selectors
 import signal
 import socket
@@ -43,7 +46,8 @@ _SERVICE_GRACE_S = 15.0
 _READ_BYTES = 1 << 16
 # A follower has to evaluate what the last worker has left, or finds that this never came.
 _FOLLOWER_GRACE_S = 3600.0
-_LONGEST_PAUSE_S = 30.0  # before a group is started again
+# Before a group is started again, for the first time and at most.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 # How the text of an uncaught exception begins: Python's own way, `errors.print_in_one_line`'s, and
 # that of a command such as `tf-hips train`.
 _EXCEPTION = re.compile(
@@ -107,6 +111,10 @@ class _Group:
         is_right = not self.only_killed or (child.code or 0) < 0
         return is_right and self.attempt < self.max_restarts
 
+    def pause_s(self) -> float:
+        """Seconds before it is started again."""
+        return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (self.attempt - 1))
+
 
 class Job:
     """The processes of one job; a context manager, to be used in the main thread."""
@@ -127,12 +135,15 @@ class Job:
             progress_role: the child whose progress bar is shown.
             grace_s: seconds between SIGTERM and SIGKILL.
         """
-        self._printer = Printer(out or sys.stdout.buffer, err or sys.stderr.buffer, progress_role)
+        self._printer = Printer(
+            out or sys.stdout.buffer, err or sys.stderr.buffer, progress_role, self._takes
+        )
         self._grace_s = grace_s
         self._children: list[_Child] = []
         self._selector = selectors.DefaultSelector()
         self._pipes: dict[IO[bytes], Callable[[], None]] = {}
         self._signal: int | None = None
+        self._writes_until = math.inf  # of `time.monotonic`
         self._closing = False
         self._group: _Group | None = None  # the one that is being started
 
@@ -324,6 +335,8 @@ class Job:
         self._closing = True
         for child in self._running():
             _signal_group(child, signal.SIGTERM)
+        if self._signal is not None:
+            self._writes_until = time.monotonic() + self._grace_s  # for the children's last words
         self._signal = None
         self._turn_until(lambda: self._is_over() or self._signal is not None, self._grace_s)
         for child in self._running():
@@ -347,6 +360,7 @@ class Job:
         groups = list({id(one.group): one.group for one in failed if one.group}.values())
         if not failed or not all(one.group and one.group.may_restart(one) for one in failed):
             return False
+        ended = [child for child in self._children if child.group in groups]
         for group in groups:
             first = min((c for c in failed if c.group is group), key=lambda c: c.ended_s)
             group.attempt += 1
@@ -354,11 +368,13 @@ class Job:
                 f"{first.role} failed ({_failure(first).reason}); {group.name} starts again "
                 f"({group.attempt} of {group.max_restarts})"
             )
-            members = [child for child in self._children if child.group is group]
-            self._end(members)
-            self._children = [child for child in self._children if child.group is not group]
-            pause_s = min(_LONGEST_PAUSE_S, 0.5 * 2 ** (group.attempt - 1))
-            self._turn_until(self._is_told_to_end, pause_s)
+        self._end(ended)
+        self._children = [child for child in self._children if child not in ended]
+        began = time.monotonic()
+        # Each after its own pause, not after those of the others, too.
+        for group in sorted(groups, key=_Group.pause_s):
+            left_s = began + group.pause_s() - time.monotonic()
+            self._turn_until(self._is_told_to_end, max(0.0, left_s))
             if not self._is_told_to_end():
                 self._start_group(group)
         return True
@@ -380,8 +396,31 @@ class Job:
 
     def _say(self, text: str) -> None:
         with contextlib.suppress(OSError):  # a disk that is full ends no training
-            sys.stderr.write(f"tf-hips: {text}\n")
-            sys.stderr.flush()
+            if self._takes(sys.stderr.buffer):
+                sys.stderr.write(f"tf-hips: {text}\n")
+                sys.stderr.flush()
+
+    def _takes(self, stream: IO[bytes]) -> bool:
+        """Waits until `stream` takes bytes; False: a signal came first, or no time is left.
+
+        A write that waits for its reader would be begun again after each signal (PEP 475), of which
+        the launcher would not hear.
+        """
+        try:
+            descriptor = stream.fileno()
+        except OSError:
+            return True  # it is in memory
+        poll = select.poll()
+        poll.register(descriptor, select.POLLOUT)
+        poll.register(self._signals_in, select.POLLIN)
+        while True:
+            left_s = 0.0 if self._is_told_to_end() else self._writes_until - time.monotonic()
+            ready = poll.poll(max(0.0, left_s) * 1000 if left_s < math.inf else None)
+            if descriptor in (number for number, _ in ready):
+                return True  # or it has failed, which writing says
+            if not ready:
+                return False
+            self._read_signals()
 
     def _running(self) -> list[_Child]:
         return [child for child in self._children if child.code is None]

@@ -40,8 +40,9 @@ _BEAT_S = 2.0
 _NEWS_S = 1.0  # of waiting before it is told
 _LOOK_S = 3.0  # of waiting before the others are looked at
 _NAME_S = 3.0  # to find out who is gone, when a collective has failed
+_RETRY_S = 5.0  # between two looks while the store does not answer
 
-_MAX_FAILURES = 3  # of the store in a row
+_MAX_FAILURES = 3  # of the store in a row, before that is told and it is asked less often
 
 
 class Watchdog:
@@ -69,6 +70,7 @@ class Watchdog:
         self._put_at = float("-inf")
         self._told: Any = None
         self._failures = 0
+        self._judges_at = float("-inf")
         self._looks_at: Any = None
         self._warned_at: Any = None
         self._seen: dict[int, tuple[State, float, float]] = {}
@@ -153,7 +155,7 @@ class Watchdog:
 
     def _run(self) -> None:
         while not self._is_over.is_set():
-            self._wake.wait(_POLL_S)
+            self._wake.wait(_POLL_S if self._failures < _MAX_FAILURES else _RETRY_S)
             self._wake.clear()
             if self._is_over.is_set() or _here.verdict is not None:
                 return
@@ -162,9 +164,10 @@ class Watchdog:
                 self._failures = 0
             except Exception as error:  # noqa: BLE001 - a job must not suffer from its watchdog
                 self._failures += 1
-                if self._failures >= _MAX_FAILURES and not self._is_over.is_set():
-                    log.warning("Ranks that wait for ever will not be noticed. %r", error)
-                    return
+                # What others have told before may be old: they need not reach the store yet.
+                self._judges_at = time.monotonic() + verdicts.SILENT_S
+                if self._failures == _MAX_FAILURES and not self._is_over.is_set():
+                    log.warning("For now, ranks that wait for ever are not noticed. %r", error)
 
     def look(self) -> None:
         """One look: tells what is new, and judges where this rank has waited for long.
@@ -184,7 +187,7 @@ class Watchdog:
         if self._looks_at != begun:
             self._looks_at = begun
             self._seen.clear()
-        found = self.find_verdict() or self._judge(now)
+        found = self.find_verdict() or (self._judge(now) if now >= self._judges_at else None)
         if isinstance(found, Verdict):
             self._end_job(found)
         elif found is not None and self._warned_at != begun:

@@ -17,6 +17,7 @@ from tf_hips.ps.client.passage import read_terms
 from tf_hips.ps.client.shards import SEPARATOR
 from tf_hips.ps.security import tls
 from tf_hips.ps.session.settings import ServerConfig
+from tf_hips.ps.session.waiting import ENDED, STOPPED
 from tf_hips.ps.transport.sockets import split_address
 
 # Seconds that a server waits for longer than the one above it: an answer has to travel.
@@ -35,20 +36,12 @@ class Limits:
     max_gather_bytes: int
 
     @classmethod
-    def above(cls, uplink: Uplink, run: str, timeout_s: float) -> "Limits":
-        """Of the server above, which is asked over a connection of its own.
+    def above(cls, link: Link, timeout_s: float) -> "Limits":
+        """Of the server above, which is asked over a connection of its own, closed then.
 
         Raises:
             TfHipsError: it cannot be reached, or refuses this server.
         """
-        try:
-            credentials = tls.channel_credentials(uplink.tls) if uplink.tls is not None else None
-        except ConfigError as error:  # of this server, which its children can do nothing about
-            raise PeerError(f"The way up of `{uplink.site}` cannot be used: {error}") from error
-        # Servers that share a model were told the same.
-        server = uplink.server.partition(SEPARATOR)[0].strip()
-        uplink = dataclasses.replace(uplink, server=server)
-        link = Link(uplink, split_address(server), credentials, run, "terms")
         try:
             terms = read_terms(link.control("Terms", b"", timeout_s))
         finally:
@@ -83,6 +76,8 @@ class Waits:
         self._fresh_until = 0.0  # of `time.monotonic`, as the next one
         self._failed_at = 0.0
         self._failure: TfHipsError | None = None
+        self._link: Link | None = None  # over which it is asked
+        self._is_closed = False
         self.uplink = config.uplink
         if config.uplink is not None:
             # It must not give up before the children that it waits for are missed here.
@@ -111,11 +106,35 @@ class Waits:
         finally:
             self._lock.release()
 
+    def close(self) -> None:
+        """Asks no more; who waits for an answer hears that the server was stopped."""
+        self._is_closed = True
+        link = self._link
+        if link is not None:
+            link.close()
+
     def _ask(self, uplink: Uplink, timeout_s: float) -> None:
         try:
-            above = Limits.above(uplink, self._config.run, timeout_s)
+            self._link = link = _link_above(uplink, self._config.run)
+            if self._is_closed:
+                link.close()
+            above = Limits.above(link, timeout_s)
         except TfHipsError as error:
-            self._failure, self._failed_at = error, time.monotonic()
-            raise
+            self._failure = PeerError(f"{ENDED}{STOPPED}") if self._is_closed else error
+            self._failed_at = time.monotonic()
+            raise self._failure from None
+        finally:
+            self._link = None
         self.here, self.told = self._own.under(above), self._own.told(above)
         self._fresh_until, self._failure = time.monotonic() + _FRESH_S, None
+
+
+def _link_above(uplink: Uplink, run: str) -> Link:
+    try:
+        credentials = tls.channel_credentials(uplink.tls) if uplink.tls is not None else None
+    except ConfigError as error:  # of this server, which its children can do nothing about
+        raise PeerError(f"The way up of `{uplink.site}` cannot be used: {error}") from error
+    # Servers that share a model were told the same.
+    server = uplink.server.partition(SEPARATOR)[0].strip()
+    uplink = dataclasses.replace(uplink, server=server)
+    return Link(uplink, split_address(server), credentials, run, "terms")

@@ -147,6 +147,7 @@ class Link:
         self._process = process
         self._lock = threading.Lock()  # one channel at a time
         self._channel: grpc.Channel | None = None
+        self._disconnects = 0
         self._has_connected = False
         self._closed = threading.Event()
         self._wake = threading.Event()  # the run has ended, or the link was closed
@@ -225,7 +226,7 @@ class Link:
         reason = ""  # why the connection before this one was lost, or never made
         while True:
             self._check(method)
-            began = time.monotonic()
+            began, disconnects = time.monotonic(), self._disconnects
             try:
                 result = call(attempt, patience)
                 self._has_connected = True
@@ -243,6 +244,10 @@ class Link:
                 else:
                     self._has_connected = True
                     raise self._translate(method, error, patience, began, reason) from None
+            except ValueError:
+                # gRPC's word for a channel that is closed: another call has lost it meanwhile.
+                if self._disconnects == disconnects:
+                    raise
             attempt += 1
 
     def end_error(self, method: str) -> TfHipsError:
@@ -285,29 +290,41 @@ class Link:
             ):
                 settled.set()
 
-        with self.meter.connecting():
-            self._read_credentials()
-            if self._credentials is None:
-                channel = grpc.insecure_channel(self._uplink.server, CHANNEL_OPTIONS)
-            else:
-                name = ("grpc.ssl_target_name_override", tls.server_name(self._uplink.server_role))
-                channel = grpc.secure_channel(
-                    self._uplink.server, self._credentials, (*CHANNEL_OPTIONS, name)
-                )
-            channel.subscribe(note, try_to_connect=True)
-            deadline = time.monotonic() + timeout_s
-            while not settled.wait(0.1) and time.monotonic() < deadline:
-                if self._closed.is_set():
-                    break
-        channel.unsubscribe(note)
+        with contextlib.ExitStack() as unfinished:
+            with self.meter.connecting():
+                self._read_credentials()
+                if self._credentials is None:
+                    channel = grpc.insecure_channel(self._uplink.server, CHANNEL_OPTIONS)
+                else:
+                    name = tls.server_name(self._uplink.server_role)
+                    options = (*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", name))
+                    channel = grpc.secure_channel(self._uplink.server, self._credentials, options)
+                # A traceback would keep it alive, and gRPC lets no process end that has one which
+                # connects.
+                unfinished.callback(channel.close)
+                try:
+                    channel.subscribe(note, try_to_connect=True)
+                except RuntimeError:
+                    # An interpreter that ends starts no more threads, and this takes one. Then the
+                    # call connects by itself.
+                    settled.set()
+                deadline = time.monotonic() + timeout_s
+                while not settled.wait(0.1) and time.monotonic() < deadline:
+                    if self._closed.is_set():
+                        break
+            channel.unsubscribe(note)
+            unfinished.pop_all()
         return channel
 
     def _disconnect(self) -> None:
         with self._lock:
             if self._channel is not None:
-                self.meter.scan()  # the last moment at which gRPC's descriptors can be seen
-                self._channel.close()
-                self._channel = None
+                self._disconnects += 1  # before others can find the channel closed
+                try:
+                    self.meter.scan()  # the last moment at which gRPC's descriptors can be seen
+                finally:
+                    self._channel.close()
+                    self._channel = None
                 self.meter.settle()
 
     def _pause(self, method: str, attempt: int, patience: Patience) -> str:
@@ -399,6 +416,8 @@ class Link:
                 if not is_lost and not _is_busy(error):
                     self._end(detail(error))
                     return
+            except Exception as error:  # noqa: BLE001 - the server would take this child for lost
+                log.warning("The watch of this party has failed and begins again. %r", error)
             self._closed.wait(_pause_s(attempt))
             attempt = 0 if self._channel is not channel else attempt + 1
 

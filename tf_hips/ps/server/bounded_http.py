@@ -31,6 +31,7 @@ class BoundedServer(http.server.ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_address = True
     request_queue_size = 128
+    max_connections = _MAX_CONNECTIONS
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class BoundedServer(http.server.ThreadingHTTPServer):
         self._context = _context(identity)
         self._lock = threading.Lock()
         self._of_one: collections.Counter[str] = collections.Counter()  # by fingerprint
-        self._free = threading.BoundedSemaphore(_MAX_CONNECTIONS)
+        self._free = threading.BoundedSemaphore(self.max_connections)
         super().__init__(address, handler)
 
     @property

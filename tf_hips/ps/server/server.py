@@ -174,9 +174,12 @@ class Server:
                 whose leaving is cut off would look for the server for a minute.
         """
         self._stopped.set()
-        with self._session.changed:
-            if not self._session.is_over:  # who hears later of a run that is over, hears why
-                self._session.end(STOPPED)
+        with self._lock:
+            session = self._session  # another one may just have begun; none will after it
+        with session.changed:
+            if not session.is_over:  # who hears later of a run that is over, hears why
+                session.end(STOPPED)
+        self._waits.close()
         if self._server is not None:
             self._server.stop(grace_s).wait()
             self._server = None

@@ -5,6 +5,7 @@ Both are made of one snapshot, so they never disagree. Making it reads the resid
 once (4 bytes an element); nothing else grows with the model.
 """
 
+import http
 import importlib
 import math
 import threading
@@ -12,8 +13,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tf_hips import log
 from tf_hips.errors import ConfigError
 from tf_hips.ps.calls.traffic import Traffic
+from tf_hips.ps.server.bounded_http import BoundedHandler, BoundedServer
 from tf_hips.ps.session.session import Session
 from tf_hips.ps.session.settings import ServerConfig
 from tf_hips.ps.transport.sockets import is_loopback, split_address
@@ -75,21 +78,62 @@ class Metrics:
         host, port = split_address(bind)
         registry = client.CollectorRegistry()
         registry.register(_Collector(core, read))
+        exposition = importlib.import_module("prometheus_client.exposition")
         try:
-            self._server, self._thread = client.start_http_server(port, host, registry)
+            self._server = _MetricsServer((host, port), exposition, registry)
         except OSError as error:
             raise ConfigError(
                 f"`metrics` must be a free address of this machine. Received: {bind} "
                 f"({error.strerror})"
             ) from error
-        self.address = f"{bind.rpartition(':')[0]}:{self._server.server_port}"
+        self.address = f"{bind.rpartition(':')[0]}:{self._server.server_address[1]}"
         self.is_public = not is_loopback(host)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="tf_hips-metrics", daemon=True
+        )
+        self._thread.start()
 
     def stop(self) -> None:
         """Stops to listen."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+class _MetricsServer(BoundedServer):
+    """The connections of those who ask for metrics."""
+
+    max_connections = 32  # of a Prometheus or two; the rounds need threads and descriptors, too
+
+    def __init__(self, address: tuple[str, int], exposition: Any, registry: Any) -> None:
+        super().__init__(address, _MetricsHandler, None)
+        self.exposition = exposition
+        self.registry = registry
+
+
+class _MetricsHandler(BoundedHandler):
+    """Requests of one connection."""
+
+    server: _MetricsServer
+
+    def do_GET(self) -> None:
+        """All metrics, whatever the path, in the format that is asked for."""
+        accepts = self.headers.get("Accept", "")
+        encode, kind = self.server.exposition.choose_encoder(accepts)
+        try:
+            body = encode(self.server.registry)
+        except Exception as error:  # noqa: BLE001 - who asks must hear something
+            log.warning("Metrics cannot be made. %r", error)
+            self.send_error(http.HTTPStatus.INTERNAL_SERVER_ERROR)
+            return
+        self.send_response(http.HTTPStatus.OK)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """A line for each time that Prometheus asks would be of no use."""
 
 
 class _Collector:

@@ -118,10 +118,10 @@ class Meter:
     def _scan(self) -> None:
         with Meter._lock:
             found = _socket_descriptors()
-            open_inodes = {inode for inode, _ in found}
-            # Also those of others: a meter whose link is closed looks no more.
-            Meter._claimed &= open_inodes
-            for inode, number in found:
+            if found is not None:
+                # Also those of others: a meter whose link is closed looks no more.
+                Meter._claimed &= {inode for inode, _ in found}
+            for inode, number in found or ():
                 if inode in Meter._claimed:
                     continue
                 copy = _duplicate(number)
@@ -189,9 +189,14 @@ class Meter:
         return peers | {(f"::ffff:{host}", port) for host, port in peers if "." in host}
 
 
-def _socket_descriptors() -> list[tuple[int, int]]:
+def _socket_descriptors() -> list[tuple[int, int]] | None:
+    """Inode and number of each; None: they cannot be listed, which takes a descriptor itself."""
     found = []
-    for entry in Path("/proc/self/fd").iterdir():
+    try:
+        entries = list(Path("/proc/self/fd").iterdir())
+    except OSError:  # a count that is late, or that lacks a connection, must end no run
+        return None
+    for entry in entries:
         with contextlib.suppress(OSError):
             target = entry.readlink().name
             if target.startswith("socket:["):
