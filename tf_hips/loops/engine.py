@@ -40,7 +40,6 @@ Invariant: after a meeting, what is trained is equal on all that have exchanged,
 import copy
 import itertools
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -48,25 +47,24 @@ import tensorflow as tf
 
 from tf_hips import log
 from tf_hips.callbacks import resuming
-from tf_hips.comm.compressed import MakeVariable
 from tf_hips.loops import bearing, checked, voted
+from tf_hips.loops.answers import Answers
 from tf_hips.loops.bearing import Bearing, bearing_of
 from tf_hips.loops.between import check_adapted
 from tf_hips.loops.exchange import Exchange
 from tf_hips.loops.executions import Executions
 from tf_hips.loops.hearing import check_samples, read_all
-from tf_hips.loops.meeting import WEIGHTINGS, Meeting, Told, Word, met, own_words
+from tf_hips.loops.meeting import WEIGHTINGS, Meeting, Told, met, own_words
 from tf_hips.loops.methods import Applied
 from tf_hips.loops.outer import Outer, chosen_outer
 from tf_hips.loops.position import Position
 from tf_hips.loops.slots import FirstSlots
 from tf_hips.strategies import agreeing
-from tf_hips.strategies.gradients import Gradient
 from tf_hips.strategies.loan import PARTY, WORKER, Loan
 from tf_hips.strategies.party import PartyStrategy
 
 
-class Loop(keras.callbacks.Callback):
+class Loop(Answers, keras.callbacks.Callback):
     """A Keras callback, first of all callbacks, that decides when replicas meet."""
 
     correction: Any = None
@@ -180,56 +178,11 @@ class Loop(keras.callbacks.Callback):
         told = (f"{name.strip('`')}={value}" for name, value in self.facts().items())
         return f"<{type(self).__name__}: {', '.join(told)}>"
 
-    # What a loop decides.
-
-    def plan(self, round_number: int) -> int | None:
-        """Local steps of this worker in a round; None: `is_enough` says when it ends."""
-        del round_number
-        return None
+    # What a loop decides, beside `Answers`.
 
     def is_enough(self) -> bool:
         """Whether the local phase ends here; asked after each execution."""
         return self._planned is not None and self.steps >= self._planned
-
-    def note_steps(self) -> None:
-        """Called after each execution, before the loop may meet and callbacks change anything."""
-
-    def is_enough_at_epoch_end(self) -> bool:
-        """Whether the local phase ends with an epoch; asked before its validation."""
-        return False
-
-    def drawn(self, round_number: int) -> frozenset[int] | None:
-        """The members that send in a round, the same on all; None: all do.
-
-        One that does not takes what comes down.
-        """
-        del round_number
-        return None
-
-    def why_not_voted(self) -> str | None:
-        """Why groups cannot vote on what members send: equal batches do not make equal bytes.
-
-        None: they can.
-        """
-        return (
-            "members of this loop make other numbers of steps, or send a part at a time; FedAvg "
-            f"with fixed local steps can be voted on. Received: {type(self).__name__}"
-        )
-
-    def steps_of_round(self) -> int | None:
-        """Local steps between two exchanges of the parties; None: not always as many."""
-        return None
-
-    def words(self) -> dict[str, Any]:
-        """What this worker says in a meeting beside `Told`: JSON values by name."""
-        return {}
-
-    def vocabulary(self) -> dict[str, Word]:
-        """What `words` may say, by name: all members say all of it, and nothing else."""
-        return {}
-
-    def hear(self, meeting: Meeting) -> None:
-        """Called with what all have said, before anything is exchanged."""
 
     def facts(self) -> dict[str, Any]:
         """What must be equal where a backup is taken up: JSON values by name."""
@@ -239,41 +192,6 @@ class Loop(keras.callbacks.Callback):
             "`server_optimizer`": self._outer.text,
             "`reset_optimizer`": self._resets_slots,
         }
-
-    def more(self, trained: Sequence[Gradient]) -> list[Gradient]:
-        """Tensors that are exchanged beside those that are trained."""
-        del trained
-        return []
-
-    def outgoing(
-        self, moved: list[tf.Tensor], meeting: Meeting, place: tuple[int, int]
-    ) -> list[tf.Tensor]:
-        """What goes up, in the order of the trained tensors and `more`.
-
-        Args:
-            moved: w_before - w_now of this member.
-            meeting: what all have said.
-            place: party and number of this worker in there.
-        """
-        del meeting, place
-        return moved
-
-    def incoming(
-        self, received: list[tf.Tensor], meeting: Meeting, place: tuple[int, int]
-    ) -> list[tf.Tensor]:
-        """What the trained tensors lose, of what has come down for all of them and `more`."""
-        del meeting, place
-        return received
-
-    def make_state(self, make: MakeVariable) -> None:
-        """Makes variables of the loop's own; called once, when weights are equal.
-
-        Args:
-            make: makes a variable of a value and a name.
-        """
-
-    def forget_own(self) -> None:
-        """What `make_state` has made holds another party's values: its own ones begin anew."""
 
     @property
     def steps(self) -> int:
