@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.eventually import eventually
 from tf_hips.config import Uplink
+from tf_hips.errors import PacketError
 from tf_hips.ps.client.client import Client
 from tf_hips.ps.client.link import Link
 from tf_hips.ps.server.server import Server
@@ -159,6 +160,14 @@ def test_a_call_whose_channel_another_one_has_closed_is_made_again(
 
         monkeypatch.setattr(link, "metadata", fail)
         with pytest.raises(ValueError, match="of something else"):
+            client.backed_up(1, 0)
+
+        def refuse(*_: int) -> Any:
+            link._disconnect()
+            raise PacketError("our own word")
+
+        monkeypatch.setattr(link, "metadata", refuse)
+        with pytest.raises(PacketError, match="our own word"):
             client.backed_up(1, 0)
         monkeypatch.undo()
         client.leave()

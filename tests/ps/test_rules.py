@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Synchronous update rules: texts, values beside plain NumPy, refusals, weights, agreement."""
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from tests.ps.parties import DEADLINE_S, Party, parties, serving, together
 from tests.ps.parties import SITES as TWO
-from tests.ps.parties import Party, parties, serving, together
 from tests.support.certs import Certificates
 from tests.support.eventually import eventually
+from tf_hips.config import Uplink
 from tf_hips.errors import ConfigError, NonFiniteError, ProtocolError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
@@ -400,6 +402,38 @@ def test_what_comes_down_where_a_threshold_goes_up(certificates: Certificates) -
             came = native.decode(compressors.parse(welcome.downlink), answer, 4)
             assert (came > 0).all()
             one.client.close()
+
+
+def test_a_server_that_was_told_same_holds_its_parties_to_it(certificates: Certificates) -> None:
+    text = "error_feedback(hips2bit(threshold=0.01))"
+    with serving(certificates, parties=("a",), compression=text, downlink="same") as server:
+        for rule, down in (("sum", "fp32"), ("sgd(0.1)", text)):
+            one = Party(server.address, "a", certificates.party("a"), compression=text)
+            with pytest.raises(ProtocolError, match=r"`downlink` must be .* was told"):
+                one.client.join(text, down, 7, rule)
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_same_is_one_thing_in_a_tree(certificates: Certificates, is_told: bool) -> None:
+    text = "error_feedback(hips2bit(threshold=0.01))"
+    told = {"compression": text, "downlink": "same"} if is_told else {}
+    with contextlib.ExitStack() as stack:
+        top = stack.enter_context(
+            serving(certificates, insecure=True, parties=("west", "e"), rule="sgd(0.1)", **told)
+        )
+        above = Uplink(top.address, "west", None, DEADLINE_S)
+        west = stack.enter_context(
+            serving(certificates, insecure=True, parties=("w",), uplink=above)
+        )
+        below = Party(west.address, "w", None, compression=text)
+        beside = Party(top.address, "e", None, compression=text)
+        found = together(
+            lambda: below.client.join(text, "same", 7),
+            lambda: beside.client.join(text, "same", 7),
+        )
+        assert [one.downlink for one in found] == ["fp32", "fp32"]
+        below.client.close()
+        beside.client.close()
 
 
 def test_parties_and_the_server_agree_on_the_rule(certificates: Certificates) -> None:

@@ -5,6 +5,7 @@ import contextlib
 import json
 import math
 import socket
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -187,6 +188,26 @@ def metrics() -> Iterator[Metrics]:
 def test_an_error_of_metrics_is_told_to_who_asks(metrics: Metrics) -> None:
     with pytest.raises(urllib.error.HTTPError, match="500"):
         urllib.request.urlopen(f"http://{metrics.address}/metrics", timeout=10)
+
+
+def test_a_thread_that_cannot_start_takes_no_place(
+    metrics: Metrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = metrics._server._free._value
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    with pytest.raises(RuntimeError, match="new thread"):
+        metrics._server.process_request(socket.socket(), ("127.0.0.1", 1))
+    assert metrics._server._free._value == free
+
+
+def test_a_connection_has_one_answer(metrics: Metrics) -> None:
+    with socket.create_connection(split_address(metrics.address), timeout=10) as one:
+        one.sendall(2 * b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert b"".join(iter(lambda: one.recv(4096), b"")).count(b"500 Internal") == 1
 
 
 def test_who_says_nothing_costs_so_many_threads_at_most(metrics: Metrics) -> None:

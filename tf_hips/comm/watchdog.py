@@ -71,6 +71,7 @@ class Watchdog:
         self._told: Any = None
         self._failures = 0
         self._judges_at = float("-inf")
+        self._answered_at = time.monotonic()  # when the store was last there
         self._looks_at: Any = None
         self._warned_at: Any = None
         self._seen: dict[int, tuple[State, float, float]] = {}
@@ -159,15 +160,21 @@ class Watchdog:
             self._wake.clear()
             if self._is_over.is_set() or _here.verdict is not None:
                 return
-            try:
-                self.look()
-                self._failures = 0
-            except Exception as error:  # noqa: BLE001 - a job must not suffer from its watchdog
-                self._failures += 1
-                # What others have told before may be old: they need not reach the store yet.
-                self._judges_at = time.monotonic() + verdicts.SILENT_S
-                if self._failures == _MAX_FAILURES and not self._is_over.is_set():
-                    log.warning("For now, ranks that wait for ever are not noticed. %r", error)
+            self._try_to_look()
+
+    def _try_to_look(self) -> None:
+        """A look; a store that is not there ends nothing."""
+        try:
+            self.look()
+            self._failures, self._answered_at = 0, time.monotonic()
+        except Exception as error:  # noqa: BLE001 - a job must not suffer from its watchdog
+            self._failures += 1
+            now = time.monotonic()
+            if now - self._answered_at > 2 * _BEAT_S:
+                # What others have told may be old: they need not reach the store yet.
+                self._judges_at = now + verdicts.SILENT_S
+            if self._failures == _MAX_FAILURES and not self._is_over.is_set():
+                log.warning("For now, ranks that wait for ever are not noticed. %r", error)
 
     def look(self) -> None:
         """One look: tells what is new, and judges where this rank has waited for long.

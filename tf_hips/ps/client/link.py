@@ -244,9 +244,10 @@ class Link:
                 else:
                     self._has_connected = True
                     raise self._translate(method, error, patience, began, reason) from None
-            except ValueError:
+            except ValueError as error:
                 # gRPC's word for a channel that is closed: another call has lost it meanwhile.
-                if self._disconnects == disconnects:
+                is_ours = isinstance(error, TfHipsError)
+                if is_ours or self._disconnects == disconnects or patience.is_over:
                     raise
             attempt += 1
 
@@ -416,8 +417,12 @@ class Link:
                 if not is_lost and not _is_busy(error):
                     self._end(detail(error))
                     return
-            except Exception as error:  # noqa: BLE001 - the server would take this child for lost
-                log.warning("The watch of this party has failed and begins again. %r", error)
+            except Exception as error:  # the server would take this child for lost
+                if self.ended is not None:
+                    raise
+                (log.debug if attempt else log.warning)(
+                    "The watch of this party has failed and begins again. %r", error
+                )
             self._closed.wait(_pause_s(attempt))
             attempt = 0 if self._channel is not channel else attempt + 1
 

@@ -115,6 +115,7 @@ class _MetricsHandler(BoundedHandler):
     """Requests of one connection."""
 
     server: _MetricsServer
+    protocol_version = "HTTP/1.0"  # one answer for each: none comes after `stop`
 
     def do_GET(self) -> None:
         """All metrics, whatever the path, in the format that is asked for."""

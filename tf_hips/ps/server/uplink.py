@@ -34,6 +34,7 @@ from tf_hips.ps.rounds.gather import too_long
 from tf_hips.ps.rounds.periods import PeriodicStore
 from tf_hips.ps.rounds.store import Store
 from tf_hips.ps.rules.leaves import why_not_below
+from tf_hips.ps.rules.way_down import SAME
 from tf_hips.ps.server.relays import Passed, PassedWeights, Passing, SketchPassing
 from tf_hips.ps.session.members import no_quorum
 from tf_hips.ps.session.session import Session
@@ -262,7 +263,11 @@ class Upper:
             first, place = members.children[0], members.place
             way_up = place.compression if place is not None else _way_up(self._session)
             rule = None if members.has_own_rule else first.rule or None
-            return way_up, first.downlink, first.seed, rule
+            down = first.downlink
+            if rule is None and down == compressors.parse(way_up).for_sums.text:
+                # What comes down may be steps, of a rule that only a server above knows.
+                down = SAME
+            return way_up, down, first.seed, rule
 
     def _agree(self) -> None:
         client, store = self._connected(), self._store

@@ -487,6 +487,9 @@ class Members:
         for what in ("compression", "downlink", "rule"):
             fixed = getattr(self.terms, what)
             came = getattr(child, what)
+            if what == "downlink" and fixed == SAME:
+                rule = None if child.rule == ABOVE else rules.parse(child.rule)
+                fixed = as_up(compressors.parse(child.compression), rule).text
             if fixed is not None and fixed != came:
                 raise ProtocolError(
                     f"`{what}` must be {fixed}, which the server was told. Received: "

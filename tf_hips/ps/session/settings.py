@@ -220,10 +220,10 @@ def terms_of(config: ServerConfig) -> Terms:
     downlink = config.downlink
     if downlink == SAME:
         told = None if config.rule is None else rules.parse(config.rule)
-        if compression is None or (told is None and found.has_threshold):
-            downlink = None  # it depends on what the first party brings, of a threshold on its rule
-        else:
-            downlink = as_up(found, told).text
+        if compression is None:
+            downlink = None  # it depends on what the first party brings
+        elif told is not None or not found.has_threshold:
+            downlink = as_up(found, told).text  # else it depends on a party's rule
     elif downlink is not None:
         found = compressors.check_makes_packets(
             compressors.resolve(downlink, "downlink"), "downlink", may_be_mixed=True
