@@ -42,6 +42,34 @@ def _class_of(kind):
     return {"twice": Twice, "seldom": Seldom}.get(kind, Once)
 
 
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_steps_before_another_compile_count(is_compiled):
+    import keras
+
+    from tf_hips.loops import FedAvg
+    from tf_hips.strategies import CompressedRing
+
+    def compile_again(epoch, logs=None):
+        if epoch == 1 and is_compiled:
+            with strategy.scope():
+                model.compile(keras.optimizers.SGD(0.01), loss)
+            model.make_train_function()
+
+    def loss(_, out):
+        return keras.ops.mean(out, axis=-1)
+
+    strategy = CompressedRing()
+    with strategy.scope():
+        inputs = keras.Input((1,))
+        model = keras.Model(inputs, keras.layers.Dense(1, use_bias=False)(inputs))
+        model.compile(keras.optimizers.SGD(0.01), loss)
+    loop = FedAvg(model, strategy, local_steps=4, scaffold=True, server_optimizer="fedavg(0.5)")
+    x = np.full((2, 1), 8.0, np.float32)
+    watch = keras.callbacks.LambdaCallback(on_epoch_begin=compile_again)
+    loop.fit(x, x, batch_size=1, epochs=2, verbose=0, callbacks=[watch])
+    np.testing.assert_allclose(loop._controls.own[0].numpy(), 8.0, rtol=1e-5)
+
+
 @pytest.mark.parametrize("method", ["scaffold", "normalise"])
 @pytest.mark.parametrize(
     ("kind", "made"), [("once", 4), ("twice", 8), ("seldom", 2), ("loss scale", 1)]

@@ -98,6 +98,33 @@ def test_means_of_use_ema_that_a_callback_looks_at_end_nothing():
     assert found[0] == found[1]
 
 
+def test_what_a_callback_behind_decides_counts_for_the_end():
+    """As BackupAndRestore, which moves behind all others, and stops all where one wants to."""
+    import keras
+
+    from tf_hips.callbacks import resuming
+
+    class Stops(keras.callbacks.Callback):
+        def set_model(self, model):
+            super().set_model(model)
+            resuming.put_last(self)
+
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = epoch == 1
+
+    class Resumes(Stops):
+        def on_train_begin(self, logs=None):
+            self.model._initial_epoch = 3
+
+    x, y = training.data(5 * BATCH)
+    for callback, epochs in ((Stops(), [0, 1]), (Resumes(), [])):
+        loop = _loop(_averaging)
+        rounds = []
+        loop.end_average = lambda rounds=rounds, loop=loop: rounds.append(loop.round)
+        history = loop.fit(x, y, batch_size=BATCH, epochs=3, verbose=0, callbacks=[callback])
+        assert (history.epoch, len(rounds)) == (epochs, 1)
+
+
 def test_training_ends_where_keras_caps_the_epochs():
     import keras
 

@@ -384,6 +384,7 @@ def test_what_comes_down_where_a_threshold_goes_up(certificates: Certificates) -
     text = "error_feedback(hips2bit(threshold=0.01))"
     for server_rule, party_rule, down in (
         ("asgd(0.001)", None, "fp32"),
+        ("asgd(1)", None, text),
         (None, "sgd(0.001)", "fp32"),
         (None, "mean", text),
         (None, None, text),

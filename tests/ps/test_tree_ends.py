@@ -223,6 +223,43 @@ def test_a_restarted_party_server_waits_as_the_one_above_it_says(
                 assert again._waits.told.round_timeout_s == 2 * 87.0
 
 
+def test_a_restarted_party_server_joins_above_as_it_was(
+    certificates: Certificates, tmp_path: Path
+) -> None:
+    """What came down, which the rule above has decided, is what it asks for once more."""
+    text = "error_feedback(hips2bit(threshold=0.01))"
+    with serving(certificates, parties=("west",), insecure=True, rule="asgd(0.001)") as top:
+        settings = {"parties": ("a",), "insecure": True}
+        uplink = Uplink(top.address, "west", None, DEADLINE_S)
+        with serving(
+            certificates, **settings, uplink=uplink, state_dir=str(tmp_path / "one")
+        ) as west:
+            member = Party(west.address, "a", None, server_role="server", compression=text)
+            member.client.join(text, "same", 7)
+            member.client.agree_model([(4,)])
+            until(west, lambda session: session.store is not None)
+            west._session.settle()
+            shutil.copytree(tmp_path / "one", tmp_path / "two")  # as after a kill
+            member.client.close()
+            upper = west._upper
+            assert upper is not None
+            assert upper._client is not None
+            upper._client.close()
+            with serving(
+                certificates, **settings, uplink=uplink, state_dir=str(tmp_path / "two")
+            ) as again:
+                eventually(
+                    lambda: (
+                        again._session.ended
+                        or (again._upper and again._upper._client and again._upper._client._welcome)
+                    ),
+                    DEADLINE_S,
+                )
+                assert again._session.ended is None
+                child = top._session.state.members.children[0]
+                assert (child.downlink, child.num_returns) == ("fp32", 1)
+
+
 @pytest.mark.parametrize("has_called", [False, True], ids=["before its call", "after its call"])
 def test_a_run_that_is_over_while_its_server_comes_back_is_over_above(
     certificates: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_called: bool

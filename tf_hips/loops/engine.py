@@ -138,7 +138,7 @@ class Loop(Answers, keras.callbacks.Callback):
             has_milestone=party_rounds > 1,
             averages_statistics=average_statistics,
         )
-        self._executions = Executions(model, self._ran, self._left)
+        self._executions = Executions(model, self._ran, self._left, self.applied.follow)
         self._position = Position(self)
         self.round = 0
         self._epochs = 0  # ended since the last meeting
@@ -302,7 +302,7 @@ class Loop(Answers, keras.callbacks.Callback):
         """Meets until all have ended, so that all end with the same weights."""
         self.end_training()
         self._executions.end()
-        self._loan.is_at_end = False
+        self._loan.closing = None
 
     def end_training(self) -> None:
         """Meets until all have ended."""

@@ -40,7 +40,11 @@ class Executions:
     """Those of one model."""
 
     def __init__(
-        self, model: keras.Model, ran: Callable[[], None], left: Callable[[], int | None]
+        self,
+        model: keras.Model,
+        ran: Callable[[], None],
+        left: Callable[[], int | None],
+        made: Callable[[], None],
     ) -> None:
         """Counts nothing yet.
 
@@ -48,10 +52,12 @@ class Executions:
             model: a compiled model.
             ran: called after each execution.
             left: says how many steps the local phase has left; None: not known before.
+            made: called where a callback has made another train function.
         """
         self._model = model
         self._ran = ran
         self._left = left
+        self._made = made
         self._window = 1
         self._inner: Any = None
         self._shorter: dict[int, Callable[[Any], Any]] = {}
@@ -100,6 +106,7 @@ class Executions:
         """The model's own `make_train_function`, whose function is called from here."""
         made = type(self._model).make_train_function(self._model, *args, **kwargs)
         self._stand_between()
+        self._made()
         return made
 
     def _run(self, iterator: Any) -> Any:

@@ -73,14 +73,26 @@ class Applied:
         self._model = model
         # By the optimizer: a model may be compiled again.
         self._before: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._parts: list[Any] = []
 
     def begin(self, steps: int = 0) -> None:
         """A local phase begins, or goes on after `steps` local steps."""
         if not steps:
             self._before.clear()
+            self._parts.clear()
+        self.follow()
         for one in parts_of(self._model):
             # What is not known (in an older backup) was one in each of them.
             self._before.setdefault(one, max(_made(one) - steps, 0))
+
+    def follow(self) -> None:
+        """Counts for new optimizers what those in their places have made in this phase."""
+        here = parts_of(self._model)
+        gone = [one for one in self._parts if not any(one is other for other in here)]
+        new = [one for one in here if not any(one is other for other in self._parts)]
+        for old, one in zip(gone, new, strict=False):
+            self._before[one] = _made(one) - self.of(old)
+        self._parts = here
 
     def of(self, optimizer: Any) -> int:
         """Steps of one of `parts_of` the model; with accumulated gradients each adds some."""

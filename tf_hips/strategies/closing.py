@@ -33,6 +33,19 @@ class Closing(keras.callbacks.Callback):
         self._steps_per_epoch = arguments.get("steps_per_epoch")
         self._steps_per_execution = int(steps_per_execution)
         self._feed: Feed | None = None
+        self._is_inside = False  # an epoch
+        self._next: int | None = None  # the epoch that would follow; None: the first one
+
+    @property
+    def is_over(self) -> bool:
+        """Whether `fit` makes no further epoch; asked when no callback is at work.
+
+        Not before Keras asks: callbacks behind this one may set an epoch to begin with, or stop.
+        """
+        first = self.model._initial_epoch or self._epochs[0]
+        following = first if self._next is None else self._next
+        is_last = following >= self._epochs[1] or bool(self.model.stop_training)
+        return is_last and not self._is_inside
 
     def feed(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """What is iterated for `dataset`, such that each epoch is its own pass."""
@@ -47,7 +60,8 @@ class Closing(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Compares how long this `fit` is going to be."""
-        self._tell_loan((self.model._initial_epoch or self._epochs[0]) < self._epochs[1])
+        if self._strategy.loan is not None:
+            self._strategy.loan.closing = self
         if self._strategy._is_alone():
             return
         steps = (self.params or {}).get("steps")
@@ -94,6 +108,7 @@ class Closing(keras.callbacks.Callback):
             ConfigError: the optimizer, or what a callback has made of it, does not go with the rule
                 of a server.
         """
+        self._is_inside = True
         for optimizer in optimizers.parts(self.model.optimizer):
             self._strategy._check_optimizer(optimizer)
         if self._feed is not None:
@@ -105,8 +120,8 @@ class Closing(keras.callbacks.Callback):
         Raises:
             ProtocolError: something was done on one worker that all had to do.
         """
+        self._is_inside, self._next = False, epoch + 1
         if self._strategy._is_alone():
-            self._tell_loan(self._goes_on(epoch))
             return
         mine = [bool(self.model.stop_training), digests(replicated(self.model))]
         what, parties = "whether to stop after an epoch", agreeing.doubted(self._strategy)
@@ -124,15 +139,6 @@ class Closing(keras.callbacks.Callback):
                 f"{different}; a callback that sets weights or the learning rate belongs on all "
                 "workers, with the same decisions."
             )
-        self._tell_loan(self._goes_on(epoch))
-
-    def _goes_on(self, epoch: int) -> bool:
-        """Whether Keras begins another epoch after `epoch`."""
-        return epoch + 1 < self._epochs[1] and not self.model.stop_training
-
-    def _tell_loan(self, goes_on: bool) -> None:
-        if self._strategy.loan is not None:
-            self._strategy.loan.is_at_end = not goes_on
 
     def _begun_with(self) -> list[Any]:
         """What all must have alike before a `fit`."""

@@ -24,6 +24,7 @@ from tf_hips.errors import ConfigError, ProtocolError
 from tf_hips.strategies.gradients import Gradient, GradientSum, Summing
 
 if TYPE_CHECKING:
+    from tf_hips.strategies.closing import Closing
     from tf_hips.strategies.party import PartyStrategy
 
 PARTY, WORKER = "party", "worker"
@@ -106,7 +107,7 @@ class Loan:
         self._owner = weakref.ref(owner)
         self.level = level
         self.is_open = False
-        self.is_at_end = False  # whether the epochs of a `fit` are over, and not yet its callbacks
+        self.closing: Closing | None = None  # of the `fit` that runs, until its callbacks end
         self._apart: str | None = None
         self.correction: Correction | None = None
         self.check_step: CheckStep | None = None
@@ -125,6 +126,11 @@ class Loan:
         """Within what replicas stay equal right now: a level in a local phase, else None."""
         return self._apart
 
+    @property
+    def is_at_end(self) -> bool:
+        """Whether the epochs of a `fit` are over, and not yet its callbacks."""
+        return self.is_open and self.closing is not None and self.closing.is_over
+
     @contextlib.contextmanager
     def training(self, callbacks: Sequence[Any]) -> Iterator[None]:
         """While `fit` runs with `callbacks`.
@@ -141,7 +147,7 @@ class Loan:
         try:
             yield
         finally:
-            self.is_open, self.is_at_end, self._apart = False, False, None
+            self.is_open, self.closing, self._apart = False, None, None
 
     def whole(self) -> contextlib.AbstractContextManager[None]:
         """While all replicas meet: the strategy reduces and gathers over all of them."""

@@ -263,10 +263,10 @@ class Upper:
             first, place = members.children[0], members.place
             way_up = place.compression if place is not None else _way_up(self._session)
             rule = None if members.has_own_rule else first.rule or None
-            down = first.downlink
-            if rule is None and down == compressors.parse(way_up).for_sums.text:
-                # What comes down may be steps, of a rule that only a server above knows.
-                down = SAME
+            if place is not None:
+                return way_up, place.downlink, first.seed, rule
+            # What comes down may be steps, of a rule that only a server above knows.
+            down = SAME if rule is None and first.asks_same else first.downlink
             return way_up, down, first.seed, rule
 
     def _agree(self) -> None:

@@ -118,6 +118,7 @@ class Child:
     num_returns: int = 0  # processes that have taken over from one before them
     why_out: str | None = None  # why it was put out while it waited for others
     backup: tuple[int, int] | None = None  # round and gather that it can come back to
+    asks_same: bool = False  # whether `downlink` is what `same` stands for here
 
     def __post_init__(self) -> None:
         self.groups = self.groups or self.workers
@@ -370,7 +371,8 @@ class Members:
                 self._check_bears(rule, uplink)
         if self.terms.robust is not None:
             self._check_bears(self.terms.robust, uplink)
-        if downlink == SAME:
+        asks_same = downlink == SAME
+        if asks_same:
             way_up = self.terms.way_up if self.terms.site is not None else None
             encoded = compressors.parse(way_up or above or uplink)
             downlink = as_up(encoded, None if told is None else rules.parse(rule)).text
@@ -381,7 +383,18 @@ class Members:
         leaves = tuple((path.rpartition(BETWEEN)[2], count) for path, count in leaves)
         count = groups if groups is not None else workers
         return Child(
-            process, workers, uplink, down, seed, rule, leaves, above, paths, guards, groups=count
+            process,
+            workers,
+            uplink,
+            down,
+            seed,
+            rule,
+            leaves,
+            above,
+            paths,
+            guards,
+            groups=count,
+            asks_same=asks_same,
         )
 
     def _check_bears(self, rule: str, uplink: str) -> None:
