@@ -21,7 +21,7 @@ class Fake:
         from tf_hips.ps import rules
         from tf_hips.strategies.beginning import Beginning
 
-        self.rule = rules.parse(rule)
+        self.rule, self.loan = rules.parse(rule), None
         self._told = told
         self.bears_liars = self.rule.is_robust
         self.parties, self.workers = SITES, (1,) * len(SITES)
