@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the way down is encoded by where nobody has chosen: as the way up, mostly.
 
-A threshold is chosen for what goes up. What comes down of a rule that makes steps is mostly lr times
-that, which would not reach the threshold for many rounds, and then pass at most the threshold.
+A threshold is chosen for what goes up. What comes down of a rule that makes steps is mostly lr
+times that, which would not reach the threshold for many rounds, and then pass at most the
+threshold.
 """
 
 from tf_hips.ops import compressor as compressors
