@@ -124,8 +124,8 @@ class HierarchicalPS(ConnectedStrategy):
             compression: encoding of the way up; None takes what the run's configuration names, and
                 sends float32 values if it names nothing.
             downlink: encoding of the way down: "same" as up (`Compressor.for_sums` of it;
-                float32 values where that has a threshold and `rule` makes steps), another one, or
-                None for float32 values.
+                float32 values where that has a threshold and `rule` makes smaller steps), another
+                one, or None for float32 values.
             local_compression: encoding inside the party; None sums exactly, which is right for fast
                 links. With `intra="ps"` that of the way to the party's server, None float32 values.
             intra: how the workers of a party meet: by "horovod", or "ps": each speaks to a server
