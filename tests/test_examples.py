@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The examples run, and keep what their first lines promise."""
+
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+
+
+@pytest.mark.tf
+@pytest.mark.parametrize("name", ["local_steps", "liar"])
+def test_an_example_runs_as_one_worker(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", [name, "--epochs", "1", "--batch-size", "128"])
+    monkeypatch.syspath_prepend(EXAMPLES)
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    assert "test accuracy 0." in capsys.readouterr().out
+
+
+@pytest.mark.tf
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("name", "index", "least", "most"),
+    [("local_steps", 0, 0.97, 1.0), ("liar", 0, 0.0, 0.3), ("liar", 1, 0.88, 1.0)],
+)
+def test_the_commands_of_an_example_come_to_what_it_says(
+    name: str, index: int, least: float, most: float
+) -> None:
+    script = EXAMPLES / f"{name}.py"
+    commands = re.findall(r"^    tf-hips (run .+)$", script.read_text("utf-8"), re.MULTILINE)
+    shown = commands[index].replace("--log-dir log ", "").replace("examples/", f"{EXAMPLES}/")
+    words = [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', shown)]
+    done = subprocess.run(
+        [sys.executable, "-m", "tf_hips.cli", *words],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    accuracies = {float(found) for found in re.findall(r"test accuracy (\d\.\d+)", done.stdout)}
+    assert len(accuracies) == 1, done.stdout
+    assert least <= accuracies.pop() <= most
