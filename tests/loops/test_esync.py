@@ -263,7 +263,7 @@ def test_claims_of_f_liars_move_no_gain_out_of_what_honest_ones_say(liars, claim
                 continue
             own_steps, own_loss = one.words["effective"], one.words["loss"]
             bounds = [min(max(own_loss / other, 1.0), 2.0) for other in losses]
-            gain = most_gain(meeting.members, number, is_borne=True)
+            gain = most_gain(meeting.members, number, middle=meeting.middle)
             assert min(bounds) <= gain <= max(bounds)
             [sent] = loop.outgoing([tf.constant([1.0])], meeting, (number, 0))
             most = min(max(max(steps) / own_steps, 1.0), max(bounds))
@@ -272,10 +272,11 @@ def test_claims_of_f_liars_move_no_gain_out_of_what_honest_ones_say(liars, claim
 
 def test_where_no_loss_is_known_nobody_decides_about_gains():
     from tf_hips.loops.esync import most_gain
-    from tf_hips.loops.meeting import Told
+    from tf_hips.loops.meeting import Meeting, Told
 
     told = [(1 / 3, Told(1, 8, words={"loss": loss})) for loss in (None, 1.0, None)]
-    gains = [most_gain(told, number, is_borne=True) for number in range(3)]
+    middle = Meeting(tuple((one,) for _, one in told), "uniform", True).middle
+    gains = [most_gain(told, number, middle=middle) for number in range(3)]
     assert gains == [1.5, 1.0, 1.5]
 
 

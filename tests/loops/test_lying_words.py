@@ -122,7 +122,7 @@ class Run:
         self.lies: dict = {}
         welcome = types.SimpleNamespace(
             parties=SITES, workers=(1,) * 5, child=1, paths=SITES, bears_liars=True,
-            guards=(("", "median(f=1)", None),), robust=None,
+            guards=(("", "median(f=1)", None),), robust=None, looks_at_leaves=False,
         )  # fmt: skip
         self.loop._bearing = Bearing(welcome)
         for name, value in (

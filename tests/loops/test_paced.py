@@ -167,15 +167,17 @@ def test_members_of_different_paces_do_not_meet() -> None:
 
 
 def test_below_a_robust_rule_one_of_another_pace_than_most_does_not_count() -> None:
+    from tf_hips.strategies.agreeing import majority
+
     odd = said(1e3, 1e3, 0.0, Pace())
     told = [(1, said(1.0, 1.0, 0.0)), (1, said(1.0, 1.0, 0.0)), (1, odd)]
     one = begun(4.0)
-    one.hear(0, 0, told, bears_liars=True)
+    one.hear(0, 0, told, most=majority)
     one.begin(is_shared=False)
     assert one.assigned is not None
     assert one.assigned.round_s <= 2 * 4.0
     with pytest.raises(ProtocolError, match="All members must keep one pace"):
-        Paced(Pace()).hear(0, 2, told, bears_liars=True)
+        Paced(Pace()).hear(0, 2, told, most=majority)
 
 
 def test_a_state_server_with_tls_wants_a_certificate() -> None:

@@ -252,6 +252,33 @@ def test_children_wait_longer_than_both_waits_of_their_server() -> None:
     assert told.max_gather_bytes == 50
 
 
+def test_who_claims_far_more_leaves_is_named_below_a_robust_rule(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Of as many workers as the others have, so that only leaves show it."""
+    sites, claimed = ("a", "b", "c"), tuple((f"x{n}", 1) for n in range(9))
+    session = Session(Terms(sites, None, None, 1 << 30))
+    with concurrent.futures.ThreadPoolExecutor(len(sites)) as pool:
+        joining = [
+            pool.submit(
+                session.join,
+                Caller(child, f"p{child}", PATIENCE_S),
+                9,
+                "onebit",
+                "same",
+                7,
+                "median(f=1)",
+                claimed if site == "c" else None,
+            )
+            for child, site in enumerate(sites)
+        ]
+        for one in joining:
+            one.result(PATIENCE_S)
+    [told] = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    session.end("The test is over.")
+    assert "Site c says that it stands for 9 parties; the median of the others is 1." in told
+
+
 @pytest.mark.parametrize(("rule", "is_told"), [("median(f=1)", True), ("mean", False)])
 def test_who_claims_far_more_workers_is_named_below_a_robust_rule(
     rule: str, is_told: bool, caplog: pytest.LogCaptureFixture

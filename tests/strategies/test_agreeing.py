@@ -25,6 +25,7 @@ class Fake:
         self._told = told
         self.bears_liars = self.rule.is_robust
         self.parties, self.workers = SITES, (1,) * len(SITES)
+        self.paths, self.looks_at_leaves = SITES, self.rule.sketch is not None
         self.events: list[dict[str, Any]] = []
         self.beginning: Any = Beginning.__new__(Beginning)
         self.beginning.is_equal = lambda variables: False

@@ -8,6 +8,7 @@
 
 Servers between have rules and quorums of their own; a child of theirs has a row if anybody below it
 has one. All servers of a tree say theirs when they join, and all workers are told all of them.
+However many leaves a child says that it has, it has one vote, one row, and one place in a median.
 
 Invariant: all of it is a function of what all members have heard, and of what all have been told
 when they joined; so it is the same on all of them.
@@ -23,8 +24,10 @@ from tf_hips import log
 from tf_hips.errors import ToleranceError
 from tf_hips.ps.client.welcome import Welcome
 from tf_hips.ps.rules.value import UpdateRule, parse
-from tf_hips.ps.terms.tree import BETWEEN
+from tf_hips.ps.terms.tree import BETWEEN, merged
 from tf_hips.robust.detox import spoilt_groups
+from tf_hips.robust.rows import lesser_median
+from tf_hips.strategies.agreeing import majority
 from tf_hips.strategies.party import PartyStrategy
 
 
@@ -72,6 +75,8 @@ class Bearing:
     """The rules of all servers above the loops of a tree; the same on all of its workers.
 
     Attributes:
+        children: the parties below each child of the topmost server; where it looks at leaves, each
+            of these by itself.
         top: what the topmost server needs.
         most_rows: how many rows there could be in a round of the topmost server.
         may_miss: how many more there could be, without which its quorum may close a round.
@@ -84,15 +89,16 @@ class Bearing:
         Args:
             welcome: what the worker's server has said.
         """
-        self._paths = welcome.paths
         self.bears_liars = welcome.bears_liars
         guards = {path: (rule, least) for path, rule, least in welcome.guards}
         text, least = guards.pop("", (None, None))
         self._rule = None if text is None else parse(text)
-        leaves = [[place] for place in range(len(self._paths))]
-        self._looks_at_leaves = self._rule is not None and self._rule.sketch is not None
-        self._children = leaves if self._looks_at_leaves else self._below("")
-        count = len(self._children)
+        looks_at_leaves = self._rule is not None and self._rule.sketch is not None
+        self._paths = [
+            path.rpartition(BETWEEN)[2] if looks_at_leaves else path for path in welcome.paths
+        ]
+        self.children = self._below("")
+        count = len(self.children)
         self.top = need_of(self._rule, count, least)
         self.most_rows = count if least is None else least
         self.may_miss = count - self.most_rows
@@ -110,11 +116,32 @@ class Bearing:
             may_miss: whether quorums may still close the round without some of them; a rule that
                 is content with one row has a result without any.
         """
-        for one in (_Between(self.top, self._children, self.may_miss), *self._between):
+        for one in (_Between(self.top, self.children, self.may_miss), *self._between):
             rows = sum(any(has_row[place] for place in child) for child in one.children)
             if 0 < rows < one.need.rows + one.may_miss * (may_miss and one.need.rows > 1):
                 return False
         return True
+
+    def most(self, votes: Sequence[Any]) -> Any:
+        """What more than half say, of the children of each server that are present.
+
+        Args:
+            votes: of each party; None: it is absent.
+
+        Returns:
+            The vote that the topmost server's children have given; "": there is no such half.
+        """
+        return merged(self._paths, votes, majority)
+
+    def middle(self, values: Sequence[float | None]) -> float | None:
+        """The lesser median of what the children of the topmost server say; None: nobody says any.
+
+        A server says the lesser median of what its own children say.
+
+        Args:
+            values: of each party; None: it says none.
+        """
+        return merged(self._paths, values, lesser_median)
 
     def stops(self, wants: Sequence[bool]) -> bool:
         """Whether all stop: more than may lie want it.
@@ -124,39 +151,34 @@ class Bearing:
         """
         borne = {place for one in self._between for child in one.children for place in child}
         count = 0
-        for child in self._children:
-            said = sum(wants[place] for place in child)
+        for child in self.children:
+            said = [wants[place] for place in child]
             is_borne = self.top.rows > 0 or not borne.isdisjoint(child)
-            count += 2 * said > len(child) if is_borne else said > 0
+            if is_borne:
+                paths = [self._paths[place] for place in child]
+                count += merged(paths, said, majority) is True
+            else:
+                count += any(said)
         return count > self.top.f
 
-    def check_drawn(self, drawn: int, sizes: Sequence[int]) -> None:
-        """Looks whether a round has enough rows in which only some take part.
+    def check_drawn(self, drawn: int) -> None:
+        """Looks whether a round has enough rows in which only some children take part.
 
         Args:
-            drawn: how many do.
-            sizes: how many there are in each party.
+            drawn: how many do, each with all that are below it.
 
         Raises:
-            ToleranceError: some server could have too few, though more than none.
+            ToleranceError: the topmost server could have too few.
         """
         # A quorum may close a round without some of those who are drawn.
         rule = None if self._rule is None else self._rule.robust
         if self._rule is not None and rule is not None:
             of = None if self._rule.votes is not None else self.most_rows
-            count = max(_fewest(self._children, drawn, sizes) - self.may_miss, 1)
+            count = max(drawn - self.may_miss, 1)
             try:
                 rule.check(count, of=of)
             except ToleranceError as error:
                 raise ToleranceError(f"{count} parties in a round at least: {error}") from error
-        for one in self._between:
-            others = sum(sizes) - sum(sizes[place] for child in one.children for place in child)
-            fewest = _fewest(one.children, drawn - others, sizes) - one.may_miss
-            if drawn < sum(sizes) and max(fewest, 1) < one.need.rows:
-                raise ToleranceError(
-                    f"{max(fewest, 1)} children of a party server in a round at least, of which "
-                    f"its robust rule needs {one.need.rows}"
-                )
 
     def _below(self, server: str) -> list[list[int]]:
         """The parties below each child of a server, by its path."""
@@ -187,17 +209,6 @@ class _Between:
         """A server between, whose quorum waits for `least`; None: for all."""
         missing = 0 if least is None else max(len(children) - least, 0)
         return cls(need_of(rule, len(children), least), children, missing)
-
-
-def _fewest(children: Sequence[Sequence[int]], drawn: int, sizes: Sequence[int]) -> int:
-    """How many children at least `drawn` of their members are below, if these are all there."""
-    count = 0
-    for size in sorted((sum(sizes[one] for one in child) for child in children), reverse=True):
-        if drawn <= 0:
-            break
-        drawn -= size
-        count += 1
-    return count
 
 
 def tell_last(number: int, meeting: Any) -> None:

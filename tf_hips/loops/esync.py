@@ -19,14 +19,14 @@ t = sum p_j a_j:
 
 b_i is the loss of member i over that of the others, from 1 to 2: where its data are like theirs,
 what they learn lowers it as well. Below a robust rule t and the loss that b_i compares with are
-lesser medians over all who have a row, so that members who lie move neither out of what honest
-ones say; normalised averaging, which nothing bounds, is refused there.
+lesser medians over all who have a row, each child of a server one, so that members who lie move
+neither out of what honest ones say; normalised averaging, which nothing bounds, is refused there.
 
 Invariant: steps differ, rounds do not: all meet equally often and are equal afterwards.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -47,7 +47,6 @@ from tf_hips.loops.paced import Asked, Paced
 from tf_hips.loops.timing import Stopwatch
 from tf_hips.ps.calls.pacing import PaceClient
 from tf_hips.ps.rules import UpdateRule
-from tf_hips.robust.rows import lesser_median
 from tf_hips.strategies.loan import WORKER
 from tf_hips.strategies.party import PartyStrategy
 
@@ -60,7 +59,10 @@ GAIN_WITHOUT_LOSS = 1.5
 
 
 def most_gain(
-    members: Sequence[tuple[float, Told]], number: int, *, is_borne: bool = False
+    members: Sequence[tuple[float, Told]],
+    number: int,
+    *,
+    middle: Callable[[Sequence[float | None]], float | None] | None = None,
 ) -> float:
     """How much longer the movement of a member may be made.
 
@@ -70,21 +72,18 @@ def most_gain(
     Args:
         members: shares in the mean, and what each member says; `loss` is its mean training loss.
         number: which member.
-        is_borne: whether some may lie: then the lesser median of all losses takes the place of the
-            others' mean, and who says none counts as one whose loss is great.
+        middle: where some may lie, the median of what members say: then that of losses takes the
+            place of the others' mean, and who says none counts as one whose loss is great.
 
     Returns:
         From 1 to `MOST_GAIN`; `GAIN_WITHOUT_LOSS` where a loss is not known or negative.
     """
     own = members[number][1].words.get("loss")
-    if is_borne:
+    if middle is not None:
         if own is None or own < 0:
             return GAIN_WITHOUT_LOSS
-        losses = [one.words.get("loss") for share, one in members if share > 0]
-        middle = lesser_median(
-            [math.inf if loss is None or loss < 0 else float(loss) for loss in losses] or [own]
-        )
-        return _gain(own, middle)
+        found = middle([_doubted_loss(one) if share > 0 else None for share, one in members])
+        return _gain(own, own if found is None else found)
     others = [one for place, one in enumerate(members) if place != number and one[0] > 0]
     told = [(share, one.words.get("loss")) for share, one in others]
     known = [(share, float(loss)) for share, loss in told if loss is not None and loss >= 0]
@@ -92,6 +91,11 @@ def most_gain(
         return GAIN_WITHOUT_LOSS
     mean = sum(share * loss for share, loss in known) / sum(share for share, _ in known)
     return _gain(own, mean)
+
+
+def _doubted_loss(one: Told) -> float:
+    loss = one.words.get("loss")
+    return math.inf if loss is None or loss < 0 else float(loss)
 
 
 def _gain(own: float, others: float) -> float:
@@ -349,7 +353,7 @@ class ESync(Loop):
                 self.round,
                 own,
                 [(one.steps, one.words) for one in told],
-                bears_liars=self._bears_liars,
+                most=self._bearing.most if self._bearing and self._bears_liars else None,
             )
 
     def outgoing(
@@ -365,13 +369,15 @@ class ESync(Loop):
         if not made:  # a loss scale has skipped all steps
             factor = 1.0
         elif self._bears_liars:
-            factor = lesser_median([one for share, one in told if share and one] or [made]) / made
+            found = meeting.middle([one if share and one else None for share, one in told])
+            factor = (found or made) / made
         else:
             factor = methods.gain(made, told)
         if self._averaging == BOUNDED:
             # Workers of a party send the same, so its first one's loss counts.
             number = party if meeting.is_equal or len(meeting.parties) > 1 else worker
-            most = most_gain(members, number, is_borne=self._bears_liars)
+            middle = meeting.middle if self._bears_liars else None
+            most = most_gain(members, number, middle=middle)
             factor = min(max(factor, 1.0), most)
         return [one * tf.cast(factor, one.dtype) for one in moved]
 

@@ -5,6 +5,7 @@ McMahan et al., 2017, with what others have added to either side of it (see `met
 docs/loops.md for the table).
 """
 
+import itertools
 import math
 import numbers
 from collections.abc import Callable, Sequence
@@ -73,6 +74,7 @@ class FedAvg(Loop):
             normalise: whether movements are normalised by local steps, as in FedNova.
             participation: the share of members, or as an int their number, that send in a round;
                 all where the server's rule is asynchronous, since there is no common round then.
+                Below a robust rule rows of the topmost server are drawn, each with all below it.
             reset_optimizer: whether slots of the optimizer begin anew in each round.
             compat: HiPS' FedAvg: each worker trains on its own, each counts the same, and
                 statistics of layers are not sent.
@@ -149,7 +151,8 @@ class FedAvg(Loop):
             )
         if bearing is not None:
             try:
-                bearing.check_drawn(*self._drawn_of())
+                rows = len(bearing.children)
+                bearing.check_drawn(methods.number_chosen(self._participation, rows))
             except ToleranceError as error:
                 raise ConfigError(
                     "`participation` must leave a robust rule of a server as many parties as it "
@@ -164,16 +167,27 @@ class FedAvg(Loop):
             )
 
     def _all_take_part(self) -> bool:
-        _, members = self.member
-        return methods.number_chosen(self._participation, members) >= members
+        count = len(self._drawn_together())
+        return methods.number_chosen(self._participation, count) >= count
 
-    def _drawn_of(self) -> tuple[int, list[int]]:
-        """How many members are drawn for a round, of how many in each party."""
-        welcome = self._strategy.welcome
-        sizes = [] if welcome is None else list(welcome.workers)
-        if self._loan.level != WORKER:
-            sizes = [1] * len(sizes)
-        return methods.number_chosen(self._participation, sum(sizes)), sizes
+    def _drawn_together(self) -> list[list[int]]:
+        """Members that are drawn for a round or not, each by itself.
+
+        Where some may lie, all below one child of the topmost server: a liar may say any number of
+        members, and honest ones would hardly be drawn.
+        """
+        _, members = self.member
+        bearing = self._bearing
+        welcome = None if bearing is None else self._strategy.welcome
+        if bearing is None or welcome is None or not bearing.bears_liars:
+            return [[one] for one in range(members)]
+        is_apart = self._loan.level == WORKER
+        sizes = [count if is_apart else 1 for count in welcome.workers]
+        begins = list(itertools.accumulate(sizes, initial=0))
+        return [
+            [one for place in child for one in range(begins[place], begins[place + 1])]
+            for child in bearing.children
+        ]
 
     # When.
 
@@ -233,12 +247,16 @@ class FedAvg(Loop):
             self._controls.rates = (counted, total)
 
     def drawn(self, round_number: int) -> frozenset[int] | None:
-        """The members drawn for a round, so many as `participation` says; None: all."""
-        _, members = self.member
-        chosen = methods.number_chosen(self._participation, members)
-        return (
-            None if chosen >= members else methods.sampled(self.seed, round_number, members, chosen)
-        )
+        """The members drawn for a round, so many as `participation` says; None: all.
+
+        Below a robust rule it says how many rows of the topmost server.
+        """
+        together = self._drawn_together()
+        chosen = methods.number_chosen(self._participation, len(together))
+        if chosen >= len(together):
+            return None
+        found = methods.sampled(self.seed, round_number, len(together), chosen)
+        return frozenset(itertools.chain(*(together[one] for one in found)))
 
     def facts(self) -> dict[str, Any]:
         """What must be equal where a backup is taken up."""

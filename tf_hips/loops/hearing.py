@@ -110,9 +110,12 @@ def check_samples(
         for workers, told in zip(names, meeting.parties, strict=True)
     ]
     if parties is not None and not idle[party]:
-        odd = [site for site, who in zip(parties.sites, idle, strict=True) if who]
-        present = sum(not all(one.is_absent for one in told) for told in meeting.parties)
-        if 2 * len(odd) <= present:
+        odd = [bool(who) for who in idle]
+        votes = [
+            None if all(one.is_absent for one in told) else is_odd
+            for told, is_odd in zip(meeting.parties, odd, strict=True)
+        ]
+        if parties.most(votes) is not True:
             parties.name(odd, _SAMPLES, "it has ended without any")
             return
     found = list(itertools.chain(*idle))

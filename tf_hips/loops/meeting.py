@@ -15,6 +15,7 @@ from typing import Any
 
 from tf_hips.errors import ProtocolError
 from tf_hips.loops.bearing import Bearing
+from tf_hips.robust.rows import lesser_median
 
 SAMPLES, UNIFORM, WORKERS = "samples", "uniform", "workers"
 WEIGHTINGS = (SAMPLES, UNIFORM, WORKERS)
@@ -231,6 +232,16 @@ class Meeting:
         if self.is_equal or len(self.parties) > 1:
             return [(s, told[0]) for s, told in zip(self.party_shares(), self.parties, strict=True)]
         return list(zip(self.worker_shares(0), self.parties[0], strict=True))
+
+    def middle(self, values: Sequence[float | None]) -> float | None:
+        """The lesser median of `values`, one of each of `members`, of which some may lie.
+
+        None: it says none, or of the median: nobody does.
+        """
+        if self.bearing is not None and len(self.parties) > 1:
+            return self.bearing.middle(values)
+        known = [one for one in values if one is not None]
+        return lesser_median(known) if known else None
 
     def counts(self, party: int, worker: int) -> bool:
         """Whether what a worker has done goes into the mean."""

@@ -70,7 +70,7 @@ class Paced:
         own: int,
         told: Sequence[tuple[int, dict[str, Any]]],
         *,
-        bears_liars: bool = False,
+        most: Callable[[Sequence[str | None]], str] | None = None,
     ) -> None:
         """Learns from what all members have said.
 
@@ -78,13 +78,14 @@ class Paced:
             number: the round.
             own: which member this worker is of.
             told: of each member its steps and words; no words of one that is absent.
-            bears_liars: whether some may lie: one of another pace than most does not count.
+            most: where some may lie, what most members say, None of one that is absent: then one of
+                another pace does not count.
 
         Raises:
             ProtocolError: members keep different paces; where some may lie, most another one.
         """
-        paces = [words["pace"] for _, words in told if words]
-        is_of_most = bears_liars and 2 * paces.count(self.pace.text) > len(paces)
+        paces = [words["pace"] if words else None for _, words in told]
+        is_of_most = most is not None and most(paces) == self.pace.text
         now = self._clock()
         since = next((one for one in (self._met_s, self._begun_s) if one is not None), now)
         longest_s = max(now - since, 0.0)

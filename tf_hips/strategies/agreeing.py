@@ -3,7 +3,8 @@
 
 Without a robust rule every worker is believed, and one that differs is an error on all: something
 was done on one that all had to do. Below a robust rule one liar could end the run so, with one
-message. There each party has a vote, what all of its workers say:
+message. There each child of a server has a vote, however large it says that it is: a party what all
+of its workers say, the server of parties what most of its own children say, and so on up the tree:
 
     most parties agree, this worker too    who differs is named, and the run goes on
     most agree, this worker differs        an error here, and only here
@@ -20,11 +21,12 @@ import dataclasses
 import json
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tf_hips import log
 from tf_hips.errors import ProtocolError
+from tf_hips.ps.terms.tree import BETWEEN, merged
 
 if TYPE_CHECKING:
     from tf_hips.strategies.party import PartyStrategy
@@ -34,6 +36,7 @@ Named = list[tuple[str, Any]]
 
 MOST, THIS = "most parties", "this worker"
 _UNKNOWN = json.dumps(None)
+_NO_MAJORITY = ""
 
 
 class _Streaks:
@@ -73,43 +76,81 @@ class Doubted:
     """The parties of a run below a robust rule.
 
     Attributes:
-        sites: their names, in the order of the parties.
+        paths: where each of them stands, in their order; its name alone where each has a row of its
+            own at the topmost server.
         workers: how many each of them has.
         write_event: writes an event of this process.
     """
 
-    sites: Sequence[str]
+    paths: Sequence[str]
     workers: Sequence[int]
     write_event: Callable[..., None]
+
+    @property
+    def sites(self) -> list[str]:
+        """The names of the parties."""
+        return [path.rpartition(BETWEEN)[2] for path in self.paths]
 
     def by_party(self, told_by_all: Sequence[Any]) -> list[list[Any]]:
         """What the workers of each party have told; `told_by_all` is by worker."""
         values = iter(told_by_all)
         return [[next(values) for _ in range(count)] for count in self.workers]
 
-    def name(self, odd: Sequence[str], what: str, why: str) -> None:
-        """Says in the log and in an event which parties do not count.
-
-        Called each time, also where all count. A party is named once in a streak of such times.
+    def most(self, votes: Sequence[Any]) -> Any:
+        """What more than half say, of the children of each server that are present.
 
         Args:
-            odd: the parties.
+            votes: of each party; None: it is absent.
+
+        Returns:
+            The vote that the topmost server's children have given; "": there is no such half.
+        """
+        return merged(self.paths, votes, majority)
+
+    def name(self, odd: Sequence[bool], what: str, why: str) -> None:
+        """Says in the log and in an event which parties do not count.
+
+        Called each time, also where all count. A party is named once in a streak of such times, by
+        its path, as a liar below a server may have made up its own name; the server of parties
+        instead of them where that is all of its parties.
+
+        Args:
+            odd: of each party, whether it does not.
             what: was compared, for messages.
             why: they do not count; the same each time that the same thing is looked at.
         """
+        sites = self._sites_of(odd)
         writer = getattr(self.write_event, "__self__", self.write_event)
         with _streaks_lock:
             streaks = _streaks.setdefault(writer, _Streaks())
-        told = streaks.told(odd, what, why)
+        told = streaks.told(sites, what, why)
         if told:
             self.write_event("parties_differ", what=what, sites=told, reason=why)
-        if odd:
+        if sites:
             (log.warning if told else log.debug)(
                 "Of `%s` what the parties %s have told does not count: %s",
                 what,
-                ", ".join(told or odd),
+                ", ".join(told or sites),
                 why,
             )
+
+    def _sites_of(self, odd: Sequence[bool]) -> list[str]:
+        if not any(odd):
+            return []
+        chosen = [path for path, is_odd in zip(self.paths, odd, strict=True) if is_odd]
+        there = collections.Counter(front for path in self.paths for front in _fronts(path))
+        of_odd = collections.Counter(front for path in chosen for front in _fronts(path))
+        whole = (
+            next(front for front in _fronts(path) if there[front] == of_odd[front])
+            for path in chosen
+        )
+        return list(dict.fromkeys(whole))
+
+
+def _fronts(path: str) -> Iterator[str]:
+    """The paths of all that stand above a party, from the topmost server's child to itself."""
+    parts = path.split(BETWEEN)
+    return (BETWEEN.join(parts[:end]) for end in range(1, len(parts) + 1))
 
 
 def doubted(strategy: "PartyStrategy") -> Doubted | None:
@@ -121,7 +162,8 @@ def doubted(strategy: "PartyStrategy") -> Doubted | None:
     welcome = strategy._together()
     if welcome is None or not welcome.bears_liars:
         return None
-    return Doubted(welcome.parties, welcome.workers, strategy.write_event)
+    paths = welcome.parties if welcome.looks_at_leaves else welcome.paths
+    return Doubted(paths, welcome.workers, strategy.write_event)
 
 
 def sound(
@@ -151,12 +193,9 @@ def sound(
         return list(told_by_all)
     kept: list[Any] = []
     odd = []
-    for site, values in zip(parties.sites, parties.by_party(told_by_all), strict=True):
-        if all(one is None or is_sound(one) for one in values):
-            kept += values
-            continue
-        kept += [None] * len(values)
-        odd.append(site)
+    for values in parties.by_party(told_by_all):
+        odd.append(not all(one is None or is_sound(one) for one in values))
+        kept += [None] * len(values) if odd[-1] else values
     parties.name(odd, what, "it is none of the values that workers tell")
     return kept
 
@@ -184,8 +223,8 @@ def from_texts(
         ProtocolError: a party that is believed has sent something else.
     """
     everyone: list[Any] = []
-    odd = []
-    for text, count, site in told:
+    odd = [False] * len(told)
+    for number, (text, count, site) in enumerate(told):
         values: Any = [None] * count if text is None else _from_json(text)
         if not isinstance(values, list) or len(values) != count:
             if parties is None:
@@ -193,8 +232,7 @@ def from_texts(
                     f"`{label}` of party `{site}` must be a JSON list with a value of each of "
                     f"{count} workers. Received: {str(text)[:80]!r}"
                 )
-            odd.append(site)
-            values = [None] * count
+            values, odd[number] = [None] * count, True
         everyone += values
     if parties is not None:
         parties.name(odd, label, "it is no value of each of its workers")
@@ -224,38 +262,54 @@ def compared(
         present = [one for one in told_by_all if one is not None]
         everyone = present if len(present) == len(told_by_all) else [*present, mine]
         return [(f"worker {worker}", select(one)) for worker, one in enumerate(everyone)]
-    votes: dict[str, list[Any]] = {}
-    for site, values in zip(parties.sites, parties.by_party(told_by_all), strict=True):
-        if None not in values:
-            votes[site] = [select(one) for one in values]
+    votes: list[list[Any] | None] = [
+        None if None in values else [select(one) for one in values]
+        for values in parties.by_party(told_by_all)
+    ]
     if may_be_unknown:
-        votes = {
-            site: [one for one in values if one is not None] or [None]
-            for site, values in votes.items()
-        }
-    keys = {site: _vote(values) for site, values in votes.items()}
-    counts = collections.Counter(key for key in keys.values() if key)
-    num_content = counts.pop(_UNKNOWN, 0) if may_be_unknown else 0
-    [(key, count)] = counts.most_common(1) or [("", 0)]
-    if 2 * count > len(votes):
-        chosen = next(site for site in votes if keys[site] == key)
-        content = {key, _UNKNOWN} if may_be_unknown else {key}
-        odd = [site for site in votes if keys[site] not in content]
-        parties.name(odd, what, "it is not that of most parties")
-        return [(MOST, votes[chosen][0]), (THIS, select(mine))]
-    if num_content and 2 * (count + num_content) > len(votes):
+        votes = [
+            None if values is None else [one for one in values if one is not None] or [None]
+            for values in votes
+        ]
+    keys = [None if values is None else _vote(values) for values in votes]
+    chosen = merged(parties.paths, keys, _majority_that_knows if may_be_unknown else majority)
+    if chosen == _UNKNOWN and may_be_unknown:
         # It may be that of all that know one, and too few know one to say who else is odd.
         return [(MOST, None), (THIS, select(mine))]
+    if chosen:
+        content = {None, chosen, *([_UNKNOWN] if may_be_unknown else [])}
+        parties.name([key not in content for key in keys], what, "it is not that of most parties")
+        return [(MOST, (votes[keys.index(chosen)] or [None])[0]), (THIS, select(mine))]
     return [
-        *((f"party {site}", one) for site, values in votes.items() for one in values),
+        *(
+            (f"party {site}", one)
+            for site, values in zip(parties.sites, votes, strict=True)
+            for one in values or ()
+        ),
         (THIS, select(mine)),
     ]
+
+
+def majority(votes: list[Any]) -> Any:
+    """What more than half of `votes`, at least one, say; "": there is no such half."""
+    [(vote, count)] = collections.Counter(votes).most_common(1)
+    return vote if 2 * count > len(votes) else _NO_MAJORITY
+
+
+def _majority_that_knows(votes: list[str]) -> str:
+    """The same; who does not know is content with what others say."""
+    num_content = votes.count(_UNKNOWN)
+    known = collections.Counter(vote for vote in votes if vote not in (_UNKNOWN, _NO_MAJORITY))
+    [(vote, count)] = known.most_common(1) or [(_NO_MAJORITY, 0)]
+    if 2 * count > len(votes):
+        return vote
+    return _UNKNOWN if num_content and 2 * (count + num_content) > len(votes) else _NO_MAJORITY
 
 
 def _vote(values: Sequence[Any]) -> str:
     """What a party says; "" where its own workers differ."""
     texts = {json.dumps(one) for one in values}
-    return texts.pop() if len(texts) == 1 else ""
+    return texts.pop() if len(texts) == 1 else _NO_MAJORITY
 
 
 def _from_json(text: str) -> Any:

@@ -149,12 +149,11 @@ class ExactReduction:
         The title says what is reduced, so an honest party has as many bytes as this one.
         """
         parties = self._parties()
-        sizes = [len(payload) for payload in told_by_all if payload is not None]
-        if parties is None or 2 * sizes.count(size) <= len(sizes):
+        sizes = [None if payload is None else len(payload) for payload in told_by_all]
+        if parties is None or parties.most(sizes) != size:
             return told_by_all
-        odd = [payload is not None and len(payload) != size for payload in told_by_all]
-        names = [site for site, is_odd in zip(parties.sites, odd, strict=True) if is_odd]
-        parties.name(names, title, f"it has not the {size} bytes of all others")
+        odd = [one not in (None, size) for one in sizes]
+        parties.name(odd, title, f"it has not the {size} bytes of all others")
         return [None if is_odd else one for one, is_odd in zip(told_by_all, odd, strict=True)]
 
     def _share(self, told_by_all: Sequence[bytes | None]) -> float | None:

@@ -79,6 +79,11 @@ class Welcome:
         return any(rule is not None for _, rule, _ in self.guards)
 
     @property
+    def looks_at_leaves(self) -> bool:
+        """Whether all parties of the tree are rows of its topmost server, whatever is between."""
+        return parse(self.rule).sketch is not None
+
+    @property
     def bears_refusals(self) -> bool:
         """Whether rounds go on without one of its children that has refused its own update."""
         rule = parse(self.rule)

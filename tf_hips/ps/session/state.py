@@ -91,19 +91,31 @@ class State:
             log.warning("%s", why)
 
     def _look_at_workers(self) -> None:
-        """Names children that claim far more workers than others, where some may lie.
+        """Names children that claim far more workers or leaves than others, where some may lie.
 
-        Nothing can check a number of workers, and data are dealt out by it.
+        Nothing can check these numbers, and data are dealt out by that of the workers.
         """
         members = self.members
-        counts = [child.workers for _, child in sorted(members.children.items())]
-        for place, median in tree.far_larger(counts) if members.doubting_rule is not None else ():
+        if members.doubting_rule is None:
+            return
+        children = [child for _, child in sorted(members.children.items())]
+        counts = [child.workers for child in children]
+        for place, median in tree.far_larger(counts):
             log.warning(
                 "Site %s says that it has %d workers; the median of the others is %d. Its share of "
                 "the data is as large, and what it claims is not checked. If it is wrong, start "
                 "the run again without this site",
                 members.site(place),
                 counts[place],
+                median,
+            )
+        widths = [len(child.leaves) for child in children]
+        for place, median in tree.far_larger(widths):
+            log.warning(
+                "Site %s says that it stands for %d parties; the median of the others is %d. What "
+                "it claims is not checked. If it is wrong, start the run again without this site",
+                members.site(place),
+                widths[place],
                 median,
             )
 

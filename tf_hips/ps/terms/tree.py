@@ -18,8 +18,8 @@ Invariant: the leaves of a child follow one another, in the order of its own chi
 import dataclasses
 import itertools
 import struct
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 from tf_hips.errors import ProtocolError
 from tf_hips.ps.transport.wire import Buffer, check_name
@@ -44,6 +44,7 @@ Guards = tuple[Guard, ...]
 _COUNT = struct.Struct("<I")
 _LENGTH = struct.Struct("<Q")
 _ABSENT = (1 << 64) - 1
+_T = TypeVar("_T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,6 +203,43 @@ def far_larger(counts: Sequence[int]) -> list[tuple[int, int]]:
 def path_of(site: str, path: str) -> str:
     """The path of a leaf from the server of `site`, which is the leaf itself or stands above it."""
     return site if path == site else f"{site}{BETWEEN}{path}"
+
+
+def merged(
+    paths: Iterable[str], values: Iterable[_T | None], merge: Callable[[list[_T]], _T]
+) -> _T | None:
+    """One value of all leaves, that counts each child of a server once, however large it is.
+
+    A child says by itself how many leaves it has.
+
+    Args:
+        paths: of the leaves, from the topmost server.
+        values: of the leaves, in the same order; None: it has none.
+        merge: makes the value of a server from those of its children that have one, at least one.
+
+    Returns:
+        That of the topmost server; None: no leaf has one.
+    """
+    of_leaves = [
+        (path.split(BETWEEN), value)
+        for path, value in zip(paths, values, strict=True)
+        if value is not None
+    ]
+    return _merged(of_leaves, merge) if of_leaves else None
+
+
+def _merged(of_leaves: list[tuple[list[str], _T]], merge: Callable[[list[_T]], _T]) -> _T:
+    by_child: dict[str, list[tuple[list[str], _T]]] = {}
+    for parts, value in of_leaves:
+        # Who lies may say that it is a leaf itself, beside others that are below it.
+        child, *rest = parts or [""]
+        by_child.setdefault(child, []).append((rest, value))
+    return merge(
+        [
+            _merged(below, merge) if any(rest for rest, _ in below) else below[0][1]
+            for below in by_child.values()
+        ]
+    )
 
 
 def check_names(paths: Iterable[str], own: str | None) -> None:
