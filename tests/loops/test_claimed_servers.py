@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A liar below a robust rule says that it is a party server with leaves, and with a rule.
 
-It moves and outvotes no more than a liar that is a party does.
+It ends, moves and outvotes no more than a liar that is a party does.
 """
 
 import types
@@ -30,6 +30,52 @@ def _bearing(paths, **guards):
     from tf_hips.loops.bearing import Bearing
 
     return Bearing(_welcome(paths, **guards))
+
+
+def _met(bearing, count, idle=(), **said):
+    from tf_hips.loops.meeting import Told, met
+
+    told = [Told(0, 0, ends=True) if n in idle else Told(2, 16, **said) for n in range(count)]
+    return met(told, [1] * count, "samples", True, bearing)
+
+
+def test_a_claimed_rule_ends_nobodys_training():
+    """Two of three claimed leaves have ended: only the liar's own row is void."""
+    bearing = _bearing((*HONEST, *CLAIMED[:3]), top=RULE, evil="median(f=1)")
+    meeting = _met(bearing, 10, idle=(8, 9), is_finite=True)
+    assert not meeting.is_last and not meeting.is_short and not meeting.is_void
+    assert meeting.void == {7}
+    assert [meeting.weight(party) > 0 for party in range(10)] == [True] * 7 + [False] * 3
+    refused = _met(bearing, 10, idle=(8, 9), is_finite=False)
+    assert not any(refused.is_refused(party) for party in (7, 8, 9)) and refused.is_refused(0)
+
+
+def test_a_server_that_has_too_few_is_a_row_less_above():
+    """West is honest, and two of its three workers have ended; the training ends by the top."""
+    paths = (*HONEST[:5], "west/a", "west/b", "west/c")
+    bearing = _bearing(paths, top=RULE, west="median(f=1)")
+    assert _met(bearing, 8, idle=(5,)).void == {6, 7}
+    assert not _met(bearing, 8, idle=(5,)).is_last
+    assert not _met(bearing, 8).void
+    short = _met(bearing, 8, idle=(0, 5))
+    assert short.is_last and short.is_short and short.is_void  # four rows of the five it needs
+    # Nothing of theirs counts: not what they had exchanged among themselves either.
+    assert _met(bearing, 8, idle=(5,), before=16).weight(6) == 0
+
+
+@pytest.mark.parametrize("top", ["mean", RULE])
+def test_a_worker_that_claims_a_rule_is_a_row_less_of_its_server(top):
+    front = HONEST[:5] if top == RULE else ()
+    paths = (*front, *(f"west/{name}" for name in "abcd"), *(f"west/{one}" for one in CLAIMED[:3]))
+    guards = {"west": "median(f=1)", "west/evil": "median(f=1)"}
+    bearing = _bearing(paths, **guards, **({"top": top} if top == RULE else {}))
+    first = len(front)
+    meeting = _met(bearing, len(paths), idle=(first + 5, first + 6))
+    assert not meeting.is_last and meeting.void == {first + 4}
+    # West itself has too few: below means it ends all, below a robust rule it is one row less.
+    meeting = _met(bearing, len(paths), idle=(first, first + 1, first + 5, first + 6))
+    assert meeting.is_last == (top == "mean")
+    assert meeting.void == ({first + 4} if top == "mean" else {first + 2, first + 3, first + 4})
 
 
 def test_claimed_leaves_of_a_worker_stop_nobody():

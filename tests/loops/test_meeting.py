@@ -174,7 +174,9 @@ def test_the_last_meeting_is_idle_where_nothing_is_left_to_exchange():
 
     from tf_hips.loops.meeting import Told
 
-    needs_three = types.SimpleNamespace(is_enough=lambda rows: sum(rows) >= 3)
+    needs_three = types.SimpleNamespace(
+        is_enough=lambda rows: sum(rows) >= 3, void=lambda rows: frozenset()
+    )
     ended = Told(0, 0, ends=True)
     for before in (0, 8):  # of a meeting of its party alone
         meeting = _meeting([[ended], [ended], [ended], [dataclasses.replace(ended, before=before)]])

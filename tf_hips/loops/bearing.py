@@ -7,8 +7,12 @@
     all stop                     when more members want it than may lie
 
 Servers between have rules and quorums of their own; a child of theirs has a row if anybody below it
-has one. All servers of a tree say theirs when they join, and all workers are told all of them.
-However many leaves a child says that it has, it has one vote, one row, and one place in a median.
+has one. Where such a server has rows, and fewer than its rule needs, these are void and it has none
+itself, if a robust rule above goes on without; else they end the training, as the topmost one's do.
+A liar may say that it is such a server, and must not end more by it than its own part.
+
+All servers of a tree say their rules when they join, and all workers are told all of them. However
+many leaves a child says that it has, it has one vote, one row, and one place in a median.
 
 Invariant: all of it is a function of what all members have heard, and of what all have been told
 when they joined; so it is the same on all of them.
@@ -17,6 +21,7 @@ when they joined; so it is the same on all of them.
 import bisect
 import dataclasses
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -102,25 +107,54 @@ class Bearing:
         self.top = need_of(self._rule, count, least)
         self.most_rows = count if least is None else least
         self.may_miss = count - self.most_rows
-        self._between = [
-            _Between.of(parse(below), self._below(path), wanted)
+        robust = [
+            (path, parse(below), wanted)
             for path, (below, wanted) in guards.items()
             if below is not None
         ]
+        robust.sort(key=lambda one: -one[0].count(BETWEEN))  # from below
+        self._between = [
+            _Between.of(
+                rule,
+                self._below(path),
+                wanted,
+                is_borne=self.top.rows > 0
+                or any(path.startswith(f"{other}{BETWEEN}") for other, _, _ in robust),
+            )
+            for path, rule, wanted in robust
+        ]
 
     def is_enough(self, has_row: Sequence[bool], *, may_miss: bool = False) -> bool:
-        """Whether no server has some rows and yet fewer than it needs.
+        """Whether no server that others cannot go on without has some rows and fewer than it needs.
 
         Args:
             has_row: of each party.
             may_miss: whether quorums may still close the round without some of them; a rule that
                 is content with one row has a result without any.
         """
-        for one in (_Between(self.top, self.children, self.may_miss), *self._between):
-            rows = sum(any(has_row[place] for place in child) for child in one.children)
-            if 0 < rows < one.need.rows + one.may_miss * (may_miss and one.need.rows > 1):
-                return False
-        return True
+        rows, is_enough = self._counted(has_row, may_miss)
+        top = _Between(self.top, self.children, self.may_miss)
+        return is_enough and not top.lacks_rows(rows, may_miss)
+
+    def void(self, has_row: Sequence[bool]) -> frozenset[int]:
+        """The parties whose rows are void, as a server between has too few of them.
+
+        Args:
+            has_row: of each party.
+        """
+        rows, _ = self._counted(has_row, may_miss=False)
+        return frozenset(place for place, row in enumerate(has_row) if row and not rows[place])
+
+    def _counted(self, has_row: Sequence[bool], may_miss: bool) -> tuple[list[bool], bool]:
+        """Which rows are not void, and whether no server between has too few that ends it all."""
+        rows, is_enough = list(has_row), True
+        for one in self._between:
+            if not one.lacks_rows(rows, may_miss):
+                continue
+            is_enough &= one.is_borne
+            for place in itertools.chain(*one.children) if one.is_borne else ():
+                rows[place] = False
+        return rows, is_enough
 
     def most(self, votes: Sequence[Any]) -> Any:
         """What more than half say, of the children of each server that are present.
@@ -198,17 +232,35 @@ class _Between:
         need: what it needs.
         children: the parties below each of its children.
         may_miss: how many children its quorum may go on without.
+        is_borne: whether a robust rule above it goes on without its row.
     """
 
     need: Need
     children: Sequence[Sequence[int]]
     may_miss: int
+    is_borne: bool = False
 
     @classmethod
-    def of(cls, rule: UpdateRule, children: list[list[int]], least: int | None) -> "_Between":
+    def of(
+        cls, rule: UpdateRule, children: list[list[int]], least: int | None, *, is_borne: bool
+    ) -> "_Between":
         """A server between, whose quorum waits for `least`; None: for all."""
         missing = 0 if least is None else max(len(children) - least, 0)
-        return cls(need_of(rule, len(children), least), children, missing)
+        return cls(need_of(rule, len(children), least), children, missing, is_borne)
+
+    def lacks_rows(self, has_row: Sequence[bool], may_miss: bool) -> bool:
+        """Whether it has some rows and yet fewer than it needs; arguments as of `is_enough`."""
+        rows = sum(any(has_row[place] for place in child) for child in self.children)
+        return 0 < rows < self.need.rows + self.may_miss * (may_miss and self.need.rows > 1)
+
+
+def tell_void(number: int) -> None:
+    """Says in the log why a member has no row that has trained."""
+    log.warning(
+        "Round %d goes on without what was trained here: so many others of this party's server "
+        "have ended that its robust rule would bear nobody that lies.",
+        number,
+    )
 
 
 def tell_last(number: int, meeting: Any) -> None:

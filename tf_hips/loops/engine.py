@@ -127,6 +127,7 @@ class Loop(Answers, keras.callbacks.Callback):
         self._party_rounds = party_rounds
         self._outer = Outer(rule)
         self._bearing = bearing_of(strategy)
+        self._was_void = False
         self._slots = FirstSlots(model, resets=reset_optimizer)
         self.applied = Applied(model)
         self._resets_slots = reset_optimizer
@@ -405,6 +406,10 @@ class Loop(Answers, keras.callbacks.Callback):
         meeting, place = self.talk(ends=ends, is_whole=is_whole)
         if is_whole and meeting.is_last and not ends:
             bearing.tell_last(self.round, meeting)
+        is_void = place[0] in meeting.void
+        if is_void and not self._was_void:
+            bearing.tell_void(self.round)
+        self._was_void = is_void
         self._exchange(meeting, place, is_whole=is_whole)
         if is_whole:
             voted.note(self._strategy, meeting)

@@ -6,6 +6,7 @@ meeting add up to 1, or are all 0.
 """
 
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -233,6 +234,14 @@ class Meeting:
             return [(s, told[0]) for s, told in zip(self.party_shares(), self.parties, strict=True)]
         return list(zip(self.worker_shares(0), self.parties[0], strict=True))
 
+    @functools.cached_property
+    def void(self) -> frozenset[int]:
+        """Parties that count for nothing, as their server has fewer rows than its rule needs."""
+        if self.bearing is None:
+            return frozenset()
+        numbers = range(len(self.parties))
+        return self.bearing.void([self._claim(n) > 0 or self._is_no_number(n) for n in numbers])
+
     def middle(self, values: Sequence[float | None]) -> float | None:
         """The lesser median of `values`, one of each of `members`, of which some may lie.
 
@@ -245,6 +254,9 @@ class Meeting:
 
     def counts(self, party: int, worker: int) -> bool:
         """Whether what a worker has done goes into the mean."""
+        return party not in self.void and self._would_count(party, worker)
+
+    def _would_count(self, party: int, worker: int) -> bool:
         told = self.parties[party]
         is_refused = self.is_equal and not all(one.is_finite for one in told)
         return not is_refused and told[worker].counts
@@ -258,8 +270,11 @@ class Meeting:
 
     def weight(self, party: int) -> float:
         """What a party stands for."""
+        return 0.0 if party in self.void else self._claim(party)
+
+    def _claim(self, party: int) -> float:
         told = self.parties[party]
-        counted = [self.counts(party, worker) for worker in range(len(told))]
+        counted = [self._would_count(party, worker) for worker in range(len(told))]
         if self.weighting == SAMPLES:
             rows = [one.before + one.samples * c for one, c in zip(told, counted, strict=True)]
             return float(sum(rows))
@@ -268,8 +283,11 @@ class Meeting:
 
     def is_refused(self, party: int) -> bool:
         """Whether a party stands for nothing because what it has done is no number."""
+        return party not in self.void and self._is_no_number(party)
+
+    def _is_no_number(self, party: int) -> bool:
         told = self.parties[party]
-        return not self.weight(party) and any(one.takes_part and not one.is_finite for one in told)
+        return not self._claim(party) and any(one.takes_part and not one.is_finite for one in told)
 
     def party_shares(self) -> list[float]:
         """The shares of the parties in their mean."""
