@@ -221,10 +221,10 @@ def test_a_party_has_one_vote_however_many_workers_it_claims() -> None:
 
 
 def test_a_payload_that_is_no_list_of_its_workers_is_taken_for_absent() -> None:
-    from tf_hips.strategies.agreeing import Doubted, as_text, from_texts
+    from tf_hips.strategies.agreeing import Doubted, as_texts, from_texts
 
     payloads = [b"[1]", b"\xff", b"[" * 100_000, b"[1, 2]", b"{}", None]
-    told = [(as_text(one), 1, site) for one, site in zip(payloads, "abcdef", strict=True)]
+    told = list(zip(as_texts(payloads, None), (1,) * 6, "abcdef", strict=True))
     events: list[Any] = []
     parties = Doubted("abcdef", (1,) * 6, lambda event, **values: events.append(values["sites"]))
     assert from_texts(told, "x", parties) == [1, None, None, None, None, None]

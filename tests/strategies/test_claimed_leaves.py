@@ -76,7 +76,7 @@ def test_claimed_leaves_outvote_nobody_in_a_run() -> None:
             events.append(values["sites"])
 
     parties: Any = agreeing.doubted(Strategy())  # type: ignore[arg-type]
-    texts = [agreeing.as_text(one) for one in payloads]
+    texts = agreeing.as_texts(payloads, parties)
     told = zip(texts, welcome.workers, welcome.parties, strict=True)
     everyone = agreeing.from_texts(list(told), "a digest", parties)
     assert everyone == ["honest"] * 4 + ["a lie"] * 5

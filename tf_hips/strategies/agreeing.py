@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from tf_hips import log
 from tf_hips.errors import ProtocolError
 from tf_hips.ps.terms.tree import BETWEEN, merged
+from tf_hips.robust.rows import lesser_median
 
 if TYPE_CHECKING:
     from tf_hips.strategies.party import PartyStrategy
@@ -37,6 +38,10 @@ Named = list[tuple[str, Any]]
 MOST, THIS = "most parties", "this worker"
 _UNKNOWN = json.dumps(None)
 _NO_MAJORITY = ""
+_TOO_LONG = ""  # no JSON, as what it stands for is none of the values that are looked at
+# JSON takes up to 30 times its length in memory. What honest parties say differs in few digits, and
+# of a number of workers nobody knows whether it is true.
+_TIMES, _BYTES_OF_WORKER, _BYTES_OF_CHILD = 16, 4 << 10, 1 << 20
 
 
 class _Streaks:
@@ -200,9 +205,57 @@ def sound(
     return kept
 
 
-def as_text(payload: bytes | None) -> str | None:
-    """A party's payload as a text; one that is none becomes a text that is no JSON."""
-    return None if payload is None else payload.decode(errors="backslashreplace")
+@dataclasses.dataclass(frozen=True)
+class _Share:
+    """What a child of a server brings to what is told: payloads of parties, by number."""
+
+    parties: tuple[int, ...]
+    num_bytes: int
+    workers: int
+
+
+def as_texts(payloads: Sequence[bytes | None], parties: Doubted | None) -> list[str | None]:
+    """Payloads of all parties as texts; one that is none becomes a text that is no JSON.
+
+    So does one that is far longer than those of others, before anybody reads it as JSON or passes
+    it on to the workers of a party.
+
+    Args:
+        payloads: of each party; None: it is absent.
+        parties: of which some may lie; None: all are believed.
+    """
+    kept = set(range(len(payloads)))
+    if parties is not None:
+        shares = [
+            None if payload is None else _Share((number,), len(payload), count)
+            for number, (payload, count) in enumerate(zip(payloads, parties.workers, strict=True))
+        ]
+        found = merged(parties.paths, shares, _not_too_long)
+        kept = set() if found is None else set(found.parties)
+    return [
+        None
+        if payload is None
+        else payload.decode(errors="backslashreplace")
+        if number in kept
+        else _TOO_LONG
+        for number, payload in enumerate(payloads)
+    ]
+
+
+def _not_too_long(children: list[_Share]) -> _Share:
+    """A server's share: those of its children, but for those that are far longer than others."""
+    of_child = lesser_median([one.num_bytes for one in children])
+    of_worker = lesser_median([one.num_bytes / one.workers for one in children])
+    most_of_child = _BYTES_OF_CHILD + _TIMES * of_child
+    most_of_worker = _BYTES_OF_WORKER + _TIMES * of_worker
+    kept = [
+        one for one in children if one.num_bytes <= min(one.workers * most_of_worker, most_of_child)
+    ]
+    return _Share(
+        tuple(number for one in kept for number in one.parties),
+        sum(one.num_bytes for one in kept),
+        sum(one.workers for one in kept),
+    )
 
 
 def from_texts(

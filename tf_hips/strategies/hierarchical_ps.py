@@ -56,7 +56,7 @@ from tf_hips.ps.rules import UpdateRule
 from tf_hips.ps.rules.way_down import SAME
 from tf_hips.ps.transport.wire import REFUSED_WEIGHT
 from tf_hips.strategies import lying
-from tf_hips.strategies.agreeing import as_text, doubted, from_texts
+from tf_hips.strategies.agreeing import as_texts, doubted, from_texts
 from tf_hips.strategies.backups import PartyBackups
 from tf_hips.strategies.chosen import chosen_compression, chosen_intra
 from tf_hips.strategies.connected import ConnectedStrategy, waiting_for_round
@@ -370,11 +370,11 @@ class HierarchicalPS(ConnectedStrategy):
         welcome = self._together()
         if welcome is None:
             return own
-        payload = json.dumps(own).encode()
-        texts = on_rank_0(lambda: [as_text(text) for text in self._gather_bytes(label, payload)])
+        payload, parties = json.dumps(own).encode(), doubted(self)
+        texts = on_rank_0(lambda: as_texts(self._gather_bytes(label, payload), parties))
         texts = primitives.broadcast_object(texts, 0, f"{label} of all parties")
         told = zip(texts, welcome.workers, welcome.parties, strict=True)
-        return from_texts(list(told), label, doubted(self))
+        return from_texts(list(told), label, parties)
 
     def _gather_bytes(self, label: str, payload: bytes) -> list[bytes | None]:
         """Bytes of all parties, in their order; None of absent ones. On rank 0, in turn."""
