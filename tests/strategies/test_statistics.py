@@ -60,6 +60,35 @@ def test_statistics_go_up_with_gradients(rule, gain):
         np.testing.assert_allclose(means[1], second, rtol=1e-5)
 
 
+@pytest.mark.parametrize("freezes", ["a layer", "below LoRA"])
+def test_frozen_weights_are_no_statistics(freezes):
+    """They stay trainable for TensorFlow, which refuses to read such ones beside gradients."""
+    import keras
+
+    from tf_hips.strategies import HierarchicalPS
+
+    with serving("frozen", parties=("north",), rule="asgd(learning_rate=0.1)") as server:
+        uplink = config.Uplink(f"127.0.0.1:{server.port}", "north")
+        strategy = HierarchicalPS(config=config.Run(run="frozen", seed=7, uplink=uplink))
+        with strategy.scope():
+            backbone, head = keras.layers.Dense(5), keras.layers.Dense(2)
+            model = keras.Sequential([keras.Input((3,)), backbone, head])
+            if freezes == "a layer":
+                backbone.trainable = False
+            else:
+                backbone.enable_lora(2)
+            model.compile(keras.optimizers.SGD(1.0), "mse")
+        frozen = backbone.kernel if freezes == "a layer" else backbone._kernel
+        before = frozen.numpy()
+        x = np.ones((8, 3), np.float32)
+        model.fit(x, np.ones((8, 2), np.float32), batch_size=8, verbose=0)
+        [made] = strategy._sums.values()
+        trained = [tuple(one.shape) for one in model.trainable_weights]
+        assert [one.shape for one in made.gradients] == trained
+        np.testing.assert_array_equal(frozen.numpy(), before)
+        strategy.close()
+
+
 @pytest.mark.parametrize("options", [{}, {"comp_threshold": 4}, {"plan": ["fp32", None]}])
 def test_statistics_are_summed_exactly_beside_gradients(monkeypatch, options):
     import tensorflow as tf

@@ -75,7 +75,7 @@ from tf_hips.strategies.rules import (
     rule_of_both,
     weight_of,
 )
-from tf_hips.strategies.statistics import Statistics, factor_for, floating_statistics
+from tf_hips.strategies.statistics import Statistics, factor_for, moving_statistics
 from tf_hips.strategies.uplink import SlowTier, make_uplink
 from tf_hips.strategies.withheld import NONE, Withheld, shown
 
@@ -421,7 +421,7 @@ class HierarchicalPS(ConnectedStrategy):
         if model is None or self.loan is not None:
             return None
         factor = factor_for(self)
-        chosen = [] if factor is None else floating_statistics(model)
+        chosen = [] if factor is None else moving_statistics(model)
         if factor is None or not chosen or not tf.executing_eagerly():
             return None
         key = tuple(variable._unique_id for variable in variables)

@@ -18,13 +18,14 @@ Invariant: after a round the statistics of a party's workers are equal, bit for 
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 
 from tf_hips.comm.compressed import MakeVariable
 from tf_hips.ps.rules import UpdateRule
+from tf_hips.strategies.replicated import moving
 
 if TYPE_CHECKING:
     from tf_hips.strategies.party import PartyStrategy
@@ -60,9 +61,18 @@ def factor_for(strategy: "PartyStrategy") -> float | None:
 
 def floating_statistics(model: keras.Model) -> list[tf.Variable]:
     """The floating variables of a model that no optimizer trains."""
+    return _floating(model.non_trainable_variables)
+
+
+def moving_statistics(model: keras.Model) -> list[tf.Variable]:
+    """Those of them that were made not to be trained: frozen weights never move."""
+    return _floating(moving(model))
+
+
+def _floating(variables: Sequence[Any]) -> list[tf.Variable]:
     return [
         variable.value if isinstance(variable, keras.Variable) else variable
-        for variable in model.non_trainable_variables
+        for variable in variables
         if tf.as_dtype(keras.backend.standardize_dtype(variable.dtype)).is_floating
     ]
 
