@@ -209,6 +209,59 @@ def test_a_learning_rate_that_changes_is_refused():
         check_optimizer(rules.parse("adam"), keras.optimizers.SGD(schedule))
 
 
+def _bound():
+    """An optimizer that trains something with a constraint."""
+    import keras
+
+    optimizer = keras.optimizers.SGD(1.0)
+    weights = [keras.Variable([1.0, 2.0], name="free"), keras.Variable([1.0], name="bound")]
+    weights[1].constraint = keras.constraints.NonNeg()
+    optimizer.build(weights)
+    return optimizer
+
+
+def test_constraints_are_refused_where_parties_do_not_wait():
+    from tf_hips.ps import rules
+    from tf_hips.strategies.rules import check_optimizer
+
+    for rule in ("asgd", "dc_asgd", "fedbuff", "momentum(asynchronous=True)"):
+        with pytest.raises(ConfigError, match=r"Take a synchronous rule.*`bound` with NonNeg$"):
+            check_optimizer(rules.parse(rule), _bound())
+    for rule in ("sum", "momentum", "fedavg"):  # all project alike
+        check_optimizer(rules.parse(rule), _bound())
+
+
+def test_a_constraint_is_found_before_the_first_step():
+    import keras
+    import numpy as np
+
+    with apart() as strategy:
+        with strategy.scope():
+            layer = keras.layers.Dense(1, kernel_constraint="max_norm", name="projected")
+            model = keras.Sequential([keras.Input((2,)), layer])
+            model.compile(keras.optimizers.SGD(1.0), "mse")
+        before = model.get_weights()
+        x = np.ones((4, 2), np.float32)
+        with pytest.raises(ConfigError, match="projected/kernel` with MaxNorm"):
+            model.fit(x, x[:, :1], batch_size=4, verbose=0)
+        for one, other in zip(before, model.get_weights(), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+@contextlib.contextmanager
+def apart(rule="asgd(learning_rate=0.1)"):
+    """The strategy of the only party of a run, which would wait for no other."""
+    from tf_hips.strategies import HierarchicalPS
+
+    with serving("apart", parties=("north",), rule=rule) as server:
+        uplink = config.Uplink(f"127.0.0.1:{server.port}", "north")
+        strategy = HierarchicalPS(config=config.Run(run="apart", seed=7, uplink=uplink))
+        try:
+            yield strategy
+        finally:
+            strategy.close("the test is over")
+
+
 def test_a_threshold_of_gradients_is_none_of_steps():
     """The script need not know the rule; weights move with the first step."""
     import keras

@@ -128,7 +128,8 @@ def check_optimizer(rule: UpdateRule, optimizer: Any) -> None:
     """Looks whether workers take the steps of `rule` as they are.
 
     Raises:
-        ConfigError: the optimizer would make other steps of them.
+        ConfigError: the optimizer would make other steps of them, or parties that do not wait for
+            each other would each project weights of its own.
     """
     if not rule.gives_steps:
         return
@@ -138,6 +139,16 @@ def check_optimizer(rule: UpdateRule, optimizer: Any) -> None:
             f"With rule {rule} the server makes the steps, and the optimizer of the workers must "
             "take them as they are: keras.optimizers.SGD(learning_rate=1.0), without momentum, "
             f"decay, clipping, averages or accumulation. Received: {changed}"
+        )
+    trained = optimizer._trainable_variables  # none yet where it is not built
+    bound = [one for one in trained if getattr(one, "constraint", None) is not None]
+    if rule.is_asynchronous and bound:
+        raise ConfigError(
+            f"With rule {rule} what is trained must have no constraint: each party would project "
+            "its own weights, of which the server hears nothing, and the parties would stay apart. "
+            "Take a synchronous rule, or a loop (FedAvg), whose movements have the projections in "
+            f"them. Received: `{bound[0].path}` with {type(bound[0].constraint).__name__}"
+            + (f", and {len(bound) - 1} more" if len(bound) > 1 else "")
         )
 
 
