@@ -248,6 +248,43 @@ def test_a_constraint_is_found_before_the_first_step():
             np.testing.assert_array_equal(one, other)
 
 
+def test_weights_that_no_step_has_made_are_found(tmp_path):
+    import keras
+    import numpy as np
+
+    from tf_hips.callbacks import BackupAndRestore
+    from tf_hips.errors import ProtocolError
+
+    x, told = np.ones((4, 2), np.float32), r"`.*/bias`, set since the last epoch ended"
+    with apart() as strategy:
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+            model.compile(keras.optimizers.SGD(1.0), "mse")
+
+        def fit(**options):
+            model.fit(x, x[:, :1], batch_size=4, verbose=0, **options)
+
+        def spoil(epoch=None, logs=None):
+            model.layers[0].bias.assign_add([1.0])
+
+        backup = BackupAndRestore(tmp_path, delete_checkpoint=False)
+        fit(callbacks=[backup])
+        made = model.get_weights()
+        spoil()
+        with pytest.raises(ProtocolError, match=told):
+            fit()
+        model.set_weights(made)
+        fit()
+        model.train_on_batch(x, x[:, :1])
+        with pytest.raises(ProtocolError, match=told):
+            fit(epochs=2, callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=spoil)])
+        model.train_on_batch(x, x[:, :1])
+        fit(epochs=1)
+        # What the backup brings is older than what the last epoch has left.
+        fit(epochs=2, callbacks=[backup])
+        assert model.history.epoch == [0, 1]
+
+
 @contextlib.contextmanager
 def apart(rule="asgd(learning_rate=0.1)"):
     """The strategy of the only party of a run, which would wait for no other."""

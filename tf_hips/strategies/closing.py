@@ -59,7 +59,12 @@ class Closing(keras.callbacks.Callback):
         return self._feed.dataset
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Compares how long this `fit` is going to be."""
+        """Compares how long this `fit` is going to be, and what it begins with.
+
+        Raises:
+            ValueError, ProtocolError: workers differ, or a server would not hear of weights that
+                were set; see `untold`.
+        """
         if self._strategy.loan is not None:
             self._strategy.loan.closing = self
         if self._strategy._is_alone():
@@ -100,6 +105,7 @@ class Closing(keras.callbacks.Callback):
             raise ValueError(f"All workers must train the same epochs in `fit`. Received: {told}")
         check_equal(compared(2, "what layers have learned"))
         self._begin_equal(compared(1, "the weights before `fit`"))
+        self._strategy._fitting.untold.check(self.model)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Tells sharded data which epoch begins, and at which step.
@@ -107,7 +113,10 @@ class Closing(keras.callbacks.Callback):
         Raises:
             ConfigError: the optimizer, or what a callback has made of it, does not go with the rule
                 of a server.
+            ProtocolError: a callback has set weights, and a server would not hear of it.
         """
+        if self._next is not None:  # the first one may go on from a backup
+            self._strategy._fitting.untold.check(self.model)
         self._is_inside = True
         for optimizer in optimizers.parts(self.model.optimizer):
             self._strategy._check_optimizer(optimizer)

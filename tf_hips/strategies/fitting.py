@@ -30,6 +30,7 @@ from tf_hips.strategies.adapted import adapted, check_equal, is_adapted
 from tf_hips.strategies.closing import AtEpochEnds, Closing, Restoring
 from tf_hips.strategies.failures import Failures
 from tf_hips.strategies.replicated import difference, moving
+from tf_hips.strategies.untold import Untold
 
 if TYPE_CHECKING:
     from tf_hips.strategies.party import PartyStrategy
@@ -54,6 +55,7 @@ class Fitting:
         self._strategy = strategy
         self._failures = failures
         self.num_fits = 0  # that have begun
+        self.untold = Untold(strategy)
         self._running: list[str] = []
         self._awaiting: Closing | None = None  # a `fit` whose data have not come yet
 
@@ -140,6 +142,7 @@ class Fitting:
             loan.owner.close_epoch()
         if self._running[-1] == "fit" and not self._strategy._is_alone():
             self.average_statistics(model)
+            self.untold.remember(model)
         return self._over_replicas(model, _named(method, args, kwargs)["logs"], method)
 
     def built(self, model: keras.Model) -> None:
