@@ -163,6 +163,18 @@ def test_statistics_are_summed_exactly_beside_gradients(monkeypatch, options):
     assert found == [10.0, 1.0 if options else 10.0, 1.0, 1.0]
 
 
+def test_only_averages_go_up():
+    import keras
+
+    from tests.strategies.features.models import Counting
+    from tf_hips.strategies.statistics import moving_statistics
+
+    norm = keras.layers.BatchNormalization()
+    model = keras.Sequential([keras.Input((2,)), Counting(), norm])
+    names = [one.name.removesuffix(":0").rpartition("/")[2] for one in moving_statistics(model)]
+    assert names == ["mean", "moving_mean", "moving_variance"]
+
+
 def test_what_rules_make_of_movements():
     from tf_hips.ps import rules
     from tf_hips.strategies.statistics import factor_of

@@ -213,7 +213,9 @@ class Fitting:
                 agreeing.doubted(strategy), told_by_all, lambda one: _is_like(one, own), label
             )
 
-        return logs.average_statistics(model, self._total, gather, strategy.num_replicas_in_sync)
+        return logs.average_statistics(
+            model, self._total, gather, primitives.rank() == 0, strategy.num_replicas_in_sync
+        )
 
     def _average_told(self, model: keras.Model, told_by_all: Sequence[Any], own: list[int]) -> None:
         """Averages statistics where the digests that all have told differ."""
@@ -227,7 +229,13 @@ class Fitting:
         def gather(mine: Any, label: str) -> list[Any]:
             return [None if one is None else [one[place] for place in chosen] for one in sound]
 
-        logs.average_statistics(model, self._total, gather, self._strategy.num_replicas_in_sync)
+        logs.average_statistics(
+            model,
+            self._total,
+            gather,
+            primitives.rank() == 0,
+            self._strategy.num_replicas_in_sync,
+        )
 
     def _on_batch(
         self, name: str, method: Method, model: keras.Model, args: Any, kwargs: Any

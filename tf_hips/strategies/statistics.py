@@ -78,8 +78,11 @@ def floating_statistics(model: keras.Model) -> list[tf.Variable]:
 
 
 def moving_statistics(model: keras.Model) -> list[tf.Variable]:
-    """Those of them that were made not to be trained: frozen weights never move."""
-    return _floating(moving(model))
+    """Those of them that were made not to be trained, and to be averaged.
+
+    Frozen weights never move; a share of a sum, and what the first replica says, are no averages.
+    """
+    return _floating([one for one in moving(model) if one.aggregation in ("none", "mean")])
 
 
 def _floating(variables: Sequence[Any]) -> list[tf.Variable]:
