@@ -209,6 +209,51 @@ def test_a_learning_rate_that_changes_is_refused():
         check_optimizer(rules.parse("adam"), keras.optimizers.SGD(schedule))
 
 
+def test_a_rate_that_is_set_after_the_first_step_is_refused():
+    import keras
+    import numpy as np
+
+    x, told = np.ones((8, 2), np.float32), r"take them as they are.*learning_rate=0.5"
+    with apart("adam(learning_rate=0.01)") as strategy:
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+            model.compile(keras.optimizers.SGD(1.0), "mse")
+        rate = model.optimizer.learning_rate
+
+        def halve(batch, logs=None):
+            if batch == 1:
+                rate.assign(0.5)
+
+        model.train_on_batch(x, x[:, :1])
+        rate.assign(0.5)
+        with pytest.raises(ConfigError, match=told):
+            model.train_on_batch(x, x[:, :1])
+        rate.assign(1.0)
+        before = int(model.optimizer.iterations)
+        with pytest.raises(ConfigError, match=told):
+            halving = keras.callbacks.LambdaCallback(on_train_batch_begin=halve)
+            model.fit(x, x[:, :1], batch_size=4, verbose=0, callbacks=[halving])
+        assert int(model.optimizer.iterations) == before + 1
+
+
+def test_a_rate_that_is_set_in_an_eager_loop_is_refused():
+    import keras
+    import tensorflow as tf
+
+    with apart("adam(learning_rate=0.01)") as strategy:
+        with strategy.scope():
+            weight = tf.Variable([1.0, 2.0])
+            optimizer = keras.optimizers.SGD(1.0)
+
+        def step():
+            optimizer.apply([tf.ones([2])], [weight])
+
+        strategy.run(step)
+        optimizer.learning_rate.assign(0.5)
+        with pytest.raises(ConfigError, match=r"take them as they are.*learning_rate=0.5"):
+            strategy.run(step)
+
+
 def _bound():
     """An optimizer that trains something with a constraint."""
     import keras

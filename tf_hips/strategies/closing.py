@@ -118,10 +118,17 @@ class Closing(keras.callbacks.Callback):
         if self._next is not None:  # the first one may go on from a backup
             self._strategy._fitting.untold.check(self.model)
         self._is_inside = True
-        for optimizer in optimizers.parts(self.model.optimizer):
-            self._strategy._check_optimizer(optimizer)
+        self._check_optimizer()
         if self._feed is not None:
             self._feed.begin(epoch, first_step(self.model, epoch))
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Looks at the optimizer again: a callback may set the rate of each step.
+
+        Raises:
+            ConfigError: it does not go with the rule of a server any more.
+        """
+        self._check_optimizer()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Stops on all ranks where a callback of one wants to stop; replicas must still be equal.
@@ -148,6 +155,10 @@ class Closing(keras.callbacks.Callback):
                 f"{different}; a callback that sets weights or the learning rate belongs on all "
                 "workers, with the same decisions."
             )
+
+    def _check_optimizer(self) -> None:
+        for optimizer in optimizers.parts(self.model.optimizer):
+            self._strategy._check_optimizer(optimizer)
 
     def _begun_with(self) -> list[Any]:
         """What all must have alike before a `fit`."""

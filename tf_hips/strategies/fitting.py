@@ -125,6 +125,9 @@ class Fitting:
                 "A model whose strategy serves a loop is trained by the loop's `fit`, which lets "
                 "workers meet. Received: `train_on_batch`"
             )
+        with self._as("train_on_batch", model):
+            for optimizer in parts(model.optimizer):
+                self._strategy._check_optimizer(optimizer)
         return self._on_batch("train_on_batch", method, model, args, kwargs)
 
     def test_on_batch(self, method: Method, model: keras.Model, args: Any, kwargs: Any) -> Any:

@@ -279,6 +279,7 @@ class PartyStrategy(WithoutServer, Strategy, Party):
         Raises:
             ProtocolError: the ranks have different models, or `fn` is a training step of Keras that
                 reduces nothing.
+            ConfigError: what has become of an optimizer does not go with the rule of a server.
         """
         owner = getattr(fn, "__self__", None)
         model = owner if isinstance(owner, keras.Model) else None
@@ -297,6 +298,8 @@ class PartyStrategy(WithoutServer, Strategy, Party):
                     self.beginning.of_model(model)
                 else:
                     self.beginning.of_loop(EAGER_STEP)
+                    for optimizer in self._optimizers:
+                        self._check_optimizer(optimizer)
                 result = self.failures.translated(super().run)(fn, args, kwargs, options)
         finally:
             self._model, self._is_running = outer

@@ -140,9 +140,11 @@ def check_optimizer(rule: UpdateRule, optimizer: Any) -> None:
             "take them as they are: keras.optimizers.SGD(learning_rate=1.0), without momentum, "
             f"decay, clipping, averages or accumulation. Received: {changed}"
         )
+    if not rule.is_asynchronous:
+        return
     trained = optimizer._trainable_variables  # none yet where it is not built
     bound = [one for one in trained if getattr(one, "constraint", None) is not None]
-    if rule.is_asynchronous and bound:
+    if bound:
         raise ConfigError(
             f"With rule {rule} what is trained must have no constraint: each party would project "
             "its own weights, of which the server hears nothing, and the parties would stay apart. "
