@@ -254,6 +254,39 @@ def test_a_rate_that_is_set_in_an_eager_loop_is_refused():
             strategy.run(step)
 
 
+def test_a_list_of_variables_that_changes_is_named():
+    import tensorflow as tf
+
+    with apart("sum") as strategy:
+        with strategy.scope():
+            one, two, three, four = (tf.Variable([1.0], name=f"w{place}") for place in range(4))
+            optimizer, other = _of_scope([one, two, three]), _of_scope([four])
+
+        def train(optimizer, *variables):
+            pairs = [(tf.ones([1]), variable) for variable in variables]
+            strategy.run(lambda: optimizer.apply_gradients(pairs))
+
+        train(optimizer, one, two)
+        told = "gradients of 1 of the 2 variables of the first step, without `w1`; give zeros"
+        with pytest.raises(ValueError, match=told):
+            train(optimizer, one)
+        with pytest.raises(ValueError, match="2 of the 2 variables of the first step, and of `w2`"):
+            train(optimizer, one, two, three)
+        with pytest.raises(ValueError, match="in another order; keep"):
+            train(optimizer, two, one)
+        with pytest.raises(ValueError, match="gradients of other variables; start another run"):
+            train(other, four)
+        train(optimizer, one, two)
+
+
+def _of_scope(variables):
+    import keras
+
+    optimizer = keras.optimizers.SGD(1.0)
+    optimizer.build(variables)
+    return optimizer
+
+
 def _bound():
     """An optimizer that trains something with a constraint."""
     import keras

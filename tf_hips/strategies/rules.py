@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a strategy and its optimizer owe to the update rule of a server."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import keras
@@ -177,6 +177,36 @@ def _changes(optimizer: Any) -> str | None:
         if value is not None and value is not False:
             return f"SGD with {name}={value}"
     return None
+
+
+def unlike(first: Mapping[str, str], variables: Sequence[tf.Variable]) -> str:
+    """How a list of variables differs from that of the first step, and what to do.
+
+    Args:
+        first: names of the first step's variables, by their ids.
+        variables: what there are gradients of now.
+    """
+    now = {variable._unique_id: variable.name.removesuffix(":0") for variable in variables}
+    missing = [name for one, name in first.items() if one not in now]
+    new = [name for one, name in now.items() if one not in first]
+    if len(new) == len(now):
+        return "gradients of other variables; start another run for another model"
+    if not missing and not new:
+        return "gradients of the variables of the first step in another order; keep their order"
+    count = len(first)
+    text = f"gradients of {count - len(missing)} of the {count} variables of the first step"
+    if missing:
+        text += f", without {_some(missing)}"
+    if new:
+        text += f", and of {_some(new)}"
+    return (
+        f"{text}; give zeros for what is not trained in a step, and to train other layers begin a "
+        "new run from saved weights"
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    return f"`{names[0]}`" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
 def weight_of(rule: UpdateRule, welcome: Welcome) -> float | None:
