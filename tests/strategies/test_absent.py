@@ -68,7 +68,7 @@ def test_metrics_and_statistics_are_means_over_those_present() -> None:
     other = keras.Sequential([keras.Input((2,)), keras.layers.BatchNormalization()])
     present = logs.digests(model.non_trainable_weights)
     for one in (model, other):
-        chosen = logs.average_statistics(one, total(own), lambda *_: [present, None], 2)
+        chosen = logs.average_statistics(one, total(own), lambda *_: [present, None], True, 2)
         assert chosen == 2
     for here, there in zip(model.weights, other.weights, strict=True):
         np.testing.assert_array_equal(here.numpy(), there.numpy())

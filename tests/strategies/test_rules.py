@@ -209,6 +209,174 @@ def test_a_learning_rate_that_changes_is_refused():
         check_optimizer(rules.parse("adam"), keras.optimizers.SGD(schedule))
 
 
+def test_a_rate_that_is_set_after_the_first_step_is_refused():
+    import keras
+    import numpy as np
+
+    x, told = np.ones((8, 2), np.float32), r"take them as they are.*learning_rate=0.5"
+    with apart("adam(learning_rate=0.01)") as strategy:
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+            model.compile(keras.optimizers.SGD(1.0), "mse")
+        rate = model.optimizer.learning_rate
+
+        def halve(batch, logs=None):
+            if batch == 1:
+                rate.assign(0.5)
+
+        model.train_on_batch(x, x[:, :1])
+        rate.assign(0.5)
+        with pytest.raises(ConfigError, match=told):
+            model.train_on_batch(x, x[:, :1])
+        rate.assign(1.0)
+        before = int(model.optimizer.iterations)
+        with pytest.raises(ConfigError, match=told):
+            halving = keras.callbacks.LambdaCallback(on_train_batch_begin=halve)
+            model.fit(x, x[:, :1], batch_size=4, verbose=0, callbacks=[halving])
+        assert int(model.optimizer.iterations) == before + 1
+
+
+def test_a_rate_that_is_set_in_an_eager_loop_is_refused():
+    import keras
+    import tensorflow as tf
+
+    with apart("adam(learning_rate=0.01)") as strategy:
+        with strategy.scope():
+            weight = tf.Variable([1.0, 2.0])
+            optimizer = keras.optimizers.SGD(1.0)
+
+        def step():
+            optimizer.apply([tf.ones([2])], [weight])
+
+        strategy.run(step)
+        optimizer.learning_rate.assign(0.5)
+        with pytest.raises(ConfigError, match=r"take them as they are.*learning_rate=0.5"):
+            strategy.run(step)
+
+
+def test_a_list_of_variables_that_changes_is_named():
+    import tensorflow as tf
+
+    with apart("sum") as strategy:
+        with strategy.scope():
+            one, two, three, four = (tf.Variable([1.0], name=f"w{place}") for place in range(4))
+            optimizer, other = _of_scope([one, two, three]), _of_scope([four])
+
+        def train(optimizer, *variables):
+            pairs = [(tf.ones([1]), variable) for variable in variables]
+            strategy.run(lambda: optimizer.apply_gradients(pairs))
+
+        train(optimizer, one, two)
+        told = "gradients of 1 of the 2 variables of the first step, without `w1`; give zeros"
+        with pytest.raises(ValueError, match=told):
+            train(optimizer, one)
+        with pytest.raises(ValueError, match="2 of the 2 variables of the first step, and of `w2`"):
+            train(optimizer, one, two, three)
+        with pytest.raises(ValueError, match="in another order; keep"):
+            train(optimizer, two, one)
+        with pytest.raises(ValueError, match="gradients of other variables; start another run"):
+            train(other, four)
+        train(optimizer, one, two)
+
+
+def _of_scope(variables):
+    import keras
+
+    optimizer = keras.optimizers.SGD(1.0)
+    optimizer.build(variables)
+    return optimizer
+
+
+def _bound():
+    """An optimizer that trains something with a constraint."""
+    import keras
+
+    optimizer = keras.optimizers.SGD(1.0)
+    weights = [keras.Variable([1.0, 2.0], name="free"), keras.Variable([1.0], name="bound")]
+    weights[1].constraint = keras.constraints.NonNeg()
+    optimizer.build(weights)
+    return optimizer
+
+
+def test_constraints_are_refused_where_parties_do_not_wait():
+    from tf_hips.ps import rules
+    from tf_hips.strategies.rules import check_optimizer
+
+    for rule in ("asgd", "dc_asgd", "fedbuff", "momentum(asynchronous=True)"):
+        with pytest.raises(ConfigError, match=r"Take a synchronous rule.*`bound` with NonNeg$"):
+            check_optimizer(rules.parse(rule), _bound())
+    for rule in ("sum", "momentum", "fedavg"):  # all project alike
+        check_optimizer(rules.parse(rule), _bound())
+
+
+def test_a_constraint_is_found_before_the_first_step():
+    import keras
+    import numpy as np
+
+    with apart() as strategy:
+        with strategy.scope():
+            layer = keras.layers.Dense(1, kernel_constraint="max_norm", name="projected")
+            model = keras.Sequential([keras.Input((2,)), layer])
+            model.compile(keras.optimizers.SGD(1.0), "mse")
+        before = model.get_weights()
+        x = np.ones((4, 2), np.float32)
+        with pytest.raises(ConfigError, match="projected/kernel` with MaxNorm"):
+            model.fit(x, x[:, :1], batch_size=4, verbose=0)
+        for one, other in zip(before, model.get_weights(), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_weights_that_no_step_has_made_are_found(tmp_path):
+    import keras
+    import numpy as np
+
+    from tf_hips.callbacks import BackupAndRestore
+    from tf_hips.errors import ProtocolError
+
+    x, told = np.ones((4, 2), np.float32), r"`.*/bias`, set since the last epoch ended"
+    with apart() as strategy:
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+            model.compile(keras.optimizers.SGD(1.0), "mse")
+
+        def fit(**options):
+            model.fit(x, x[:, :1], batch_size=4, verbose=0, **options)
+
+        def spoil(epoch=None, logs=None):
+            model.layers[0].bias.assign_add([1.0])
+
+        backup = BackupAndRestore(tmp_path, delete_checkpoint=False)
+        fit(callbacks=[backup])
+        made = model.get_weights()
+        spoil()
+        with pytest.raises(ProtocolError, match=told):
+            fit()
+        model.set_weights(made)
+        fit()
+        model.train_on_batch(x, x[:, :1])
+        with pytest.raises(ProtocolError, match=told):
+            fit(epochs=2, callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=spoil)])
+        model.train_on_batch(x, x[:, :1])
+        fit(epochs=1)
+        # What the backup brings is older than what the last epoch has left.
+        fit(epochs=2, callbacks=[backup])
+        assert model.history.epoch == [0, 1]
+
+
+@contextlib.contextmanager
+def apart(rule="asgd(learning_rate=0.1)"):
+    """The strategy of the only party of a run, which would wait for no other."""
+    from tf_hips.strategies import HierarchicalPS
+
+    with serving("apart", parties=("north",), rule=rule) as server:
+        uplink = config.Uplink(f"127.0.0.1:{server.port}", "north")
+        strategy = HierarchicalPS(config=config.Run(run="apart", seed=7, uplink=uplink))
+        try:
+            yield strategy
+        finally:
+            strategy.close("the test is over")
+
+
 def test_a_threshold_of_gradients_is_none_of_steps():
     """The script need not know the rule; weights move with the first step."""
     import keras

@@ -12,6 +12,8 @@ from tf_hips import config
 
 pytestmark = pytest.mark.tf
 
+_SLACK_OF_A_LATE_ONE = 0.1  # a tenth of what it had, halved; others come back from it
+
 
 @pytest.mark.parametrize(
     ("rule", "gain"),
@@ -60,6 +62,74 @@ def test_statistics_go_up_with_gradients(rule, gain):
         np.testing.assert_allclose(means[1], second, rtol=1e-5)
 
 
+def test_a_late_party_makes_no_variance_negative():
+    """It measures from what it had, which the others have left long ago."""
+    import keras
+
+    from tf_hips.strategies import HierarchicalPS
+
+    with serving("late", rule="asgd(learning_rate=0.01)") as server:
+        address = f"127.0.0.1:{server.port}"
+        south = PlainParty(address, "late")
+        run = config.Run(run="late", seed=7, uplink=config.Uplink(address, "north"))
+        strategy = HierarchicalPS(config=run)
+        with strategy.scope():
+            layer = keras.layers.BatchNormalization(momentum=0.5)
+            model = keras.Sequential([keras.Input((2,)), layer])
+            model.compile(keras.optimizers.SGD(1.0), "mse")
+        owned = [*model.variables, *model.optimizer.variables]
+        south.begin([(2,)] * 4, [one.numpy() for one in owned])
+        found = []
+
+        def look(batch, logs=None):
+            found.append(layer.moving_variance.numpy())
+            if batch == 38:
+                # Its variance has fallen from 1 to .5: half of it is .25 for numbers above 1.
+                late = [np.zeros(2, np.float32) for _ in range(4)]
+                late[3][:] = 0.25 / 0.01
+                south.push(late)
+
+        x = np.tile(np.array([[0.02], [-0.02]], np.float32), (160, 2))
+        look_on = keras.callbacks.LambdaCallback(on_train_batch_end=look)
+        model.fit(x, x, batch_size=8, verbose=0, shuffle=False, callbacks=[look_on])
+        np.testing.assert_allclose(found[38], 0.02**2, rtol=0.05)
+        # A quarter less than before, and one step of its own.
+        assert (found[39] < 0.95 * found[38]).all()
+        assert (found[39] > 0.75 * found[38]).all()
+        assert np.isfinite(model.evaluate(x, x, verbose=0))
+        south.leave()
+        strategy.close()
+
+
+@pytest.mark.parametrize("freezes", ["a layer", "below LoRA"])
+def test_frozen_weights_are_no_statistics(freezes):
+    """They stay trainable for TensorFlow, which refuses to read such ones beside gradients."""
+    import keras
+
+    from tf_hips.strategies import HierarchicalPS
+
+    with serving("frozen", parties=("north",), rule="asgd(learning_rate=0.1)") as server:
+        uplink = config.Uplink(f"127.0.0.1:{server.port}", "north")
+        strategy = HierarchicalPS(config=config.Run(run="frozen", seed=7, uplink=uplink))
+        with strategy.scope():
+            backbone, head = keras.layers.Dense(5), keras.layers.Dense(2)
+            model = keras.Sequential([keras.Input((3,)), backbone, head])
+            if freezes == "a layer":
+                backbone.trainable = False
+            else:
+                backbone.enable_lora(2)
+            model.compile(keras.optimizers.SGD(1.0), "mse")
+        frozen = backbone.kernel if freezes == "a layer" else backbone._kernel
+        before = frozen.numpy()
+        x = np.ones((8, 3), np.float32)
+        model.fit(x, np.ones((8, 2), np.float32), batch_size=8, verbose=0)
+        [made] = strategy._sums.values()
+        trained = [tuple(one.shape) for one in model.trainable_weights]
+        assert [one.shape for one in made.gradients] == trained
+        np.testing.assert_array_equal(frozen.numpy(), before)
+        strategy.close()
+
+
 @pytest.mark.parametrize("options", [{}, {"comp_threshold": 4}, {"plan": ["fp32", None]}])
 def test_statistics_are_summed_exactly_beside_gradients(monkeypatch, options):
     import tensorflow as tf
@@ -93,6 +163,18 @@ def test_statistics_are_summed_exactly_beside_gradients(monkeypatch, options):
     assert found == [10.0, 1.0 if options else 10.0, 1.0, 1.0]
 
 
+def test_only_averages_go_up():
+    import keras
+
+    from tests.strategies.features.models import Counting
+    from tf_hips.strategies.statistics import moving_statistics
+
+    norm = keras.layers.BatchNormalization()
+    model = keras.Sequential([keras.Input((2,)), Counting(), norm])
+    names = [one.name.removesuffix(":0").rpartition("/")[2] for one in moving_statistics(model)]
+    assert names == ["mean", "moving_mean", "moving_variance"]
+
+
 def test_what_rules_make_of_movements():
     from tf_hips.ps import rules
     from tf_hips.strategies.statistics import factor_of
@@ -107,14 +189,24 @@ def test_what_rules_make_of_movements():
     assert factor_of(rules.parse("adam(asynchronous=True)"), 4) is None
 
 
-def check_averages(rule, codec="fp32", *, are_sent):
+def check_averages(rule, codec="fp32", *, are_sent, name="moving_mean", alone=0):
     """Two parties take turns, and what they move stays between the first and the true values.
 
     Where they are not sent they stay the party's own.
+
+    Args:
+        rule: of the server.
+        codec: of both ways.
+        are_sent: whether the statistics go up.
+        name: of the statistic.
+        alone: turns of the first party before the second one has its first.
     """
+    import tensorflow as tf
+
     from tf_hips.ops import compressor, native
     from tf_hips.ps import rules
     from tf_hips.ps.rules import arrivals
+    from tf_hips.strategies.statistics import moved_by, movement
 
     rule = rules.parse(rule)
     factor = factor_in(rule, codec)
@@ -127,22 +219,26 @@ def check_averages(rule, codec="fp32", *, are_sent):
     moved, seen = arrivals.unmoved(rule, 32), [0, 0]
     received = [np.zeros(32, np.float32) for _ in range(2)]
     kept = [_nothing_kept(up) for _ in range(2)]
-    for turn in range(100):
-        party = turn % 2
-        here = first - received[party]
-        after = 0.9 * here + 0.1 * true
-        sent = (np.float32(factor) * (here - after)).astype(np.float32)
+    statistic = tf.Variable(first, trainable=False, name=f"layer/{name}")
+    values = [tf.constant(first), tf.constant(first)]
+    for turn in range(100 + alone):
+        party = 0 if turn < alone else turn % 2
+        after = 0.9 * values[party] + 0.1 * true
+        sent = np.float32(factor) * movement(statistic, values[party], after).numpy()
         packet = native.encode(up, sent, native.Key(1, turn, party), kept=kept[party])
         came = native.decode(up, packet, 32)
         staleness = moved.version - seen[party]
         moved = arrivals.apply(rule, came, moved, received[party], staleness)
         owed = moved.total - received[party]
         answer = native.encode(down, owed, native.Key(1, turn, 2), kept=_nothing_kept(down))
-        received[party] = received[party] + native.decode(down, answer, 32)
+        step = native.decode(down, answer, 32)
+        received[party] = received[party] + step
         seen[party] = moved.version
-        now = first - received[party]
-        assert (now >= np.minimum(first, true) * 0.99).all()
-        assert (now <= np.maximum(first, true) * 1.01).all()
+        values[party] = moved_by(statistic, values[party], tf.constant(step))
+        now = values[party].numpy()
+        slack = _SLACK_OF_A_LATE_ONE if alone else 0.01
+        assert (now >= np.minimum(first, true) * (1.0 - slack)).all()
+        assert (now <= np.maximum(first, true) * (1.0 + slack)).all()
 
 
 def factor_in(rule, up, down=None, above=None):
@@ -179,8 +275,16 @@ def _nothing_kept(codec):
         "fedasync",
     ],
 )
-def test_averages_stay_between_what_they_are_of(rule, rate):
-    check_averages(rule.format(rate), are_sent=not rule.startswith("dc_asgd"))
+@pytest.mark.parametrize("name", ["moving_mean", "moving_variance"])
+def test_averages_stay_between_what_they_are_of(rule, rate, name):
+    check_averages(rule.format(rate), are_sent=not rule.startswith("dc_asgd"), name=name)
+
+
+@pytest.mark.parametrize(
+    "rule", ["asgd(learning_rate=0.01)", "fedbuff(k=1, learning_rate=0.01)", "fedasync"]
+)
+def test_variances_of_parties_of_different_speed(rule):
+    check_averages(rule, are_sent=True, name="moving_variance", alone=150)
 
 
 @pytest.mark.parametrize("rule", ["asgd(learning_rate=0.01)", "fedasync"])

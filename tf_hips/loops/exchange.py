@@ -34,7 +34,7 @@ from tf_hips.strategies.gradients import Gradient
 from tf_hips.strategies.loan import WORKER, Loan, LoopSum
 from tf_hips.strategies.logs import digests
 from tf_hips.strategies.party import PartyStrategy
-from tf_hips.strategies.statistics import factor_for, floating_statistics
+from tf_hips.strategies.statistics import factor_for, floating_statistics, moved_by, movement
 
 _WIDE_BYTES = 4  # of the smallest type that sums are made in
 
@@ -325,7 +325,7 @@ class Exchange:
         )
         for number, (variable, one) in enumerate(zip(self._moving, received[count:], strict=True)):
             measured = self._measured[number]
-            _set([variable, measured], measured.read_value() - one)
+            _set([variable, measured], moved_by(variable, measured.read_value(), one))
 
     def _is_alone(self) -> bool:
         """Whether there is nobody to exchange with, and nothing else to make of a movement."""
@@ -374,7 +374,11 @@ class Exchange:
             self._average_statistics(meeting, place)
         return _scaled(
             [
-                tf.where(measured == variable, tf.zeros_like(measured), measured - variable)
+                tf.where(
+                    measured == variable,
+                    tf.zeros_like(measured),
+                    movement(variable, measured.read_value(), variable.read_value()),
+                )
                 for measured, variable in zip(self._measured, self._moving, strict=True)
             ],
             factor,

@@ -59,7 +59,12 @@ class Closing(keras.callbacks.Callback):
         return self._feed.dataset
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Compares how long this `fit` is going to be."""
+        """Compares how long this `fit` is going to be, and what it begins with.
+
+        Raises:
+            ValueError, ProtocolError: workers differ, or a server would not hear of weights that
+                were set; see `untold`.
+        """
         if self._strategy.loan is not None:
             self._strategy.loan.closing = self
         if self._strategy._is_alone():
@@ -100,6 +105,7 @@ class Closing(keras.callbacks.Callback):
             raise ValueError(f"All workers must train the same epochs in `fit`. Received: {told}")
         check_equal(compared(2, "what layers have learned"))
         self._begin_equal(compared(1, "the weights before `fit`"))
+        self._strategy._fitting.untold.check(self.model)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Tells sharded data which epoch begins, and at which step.
@@ -107,12 +113,22 @@ class Closing(keras.callbacks.Callback):
         Raises:
             ConfigError: the optimizer, or what a callback has made of it, does not go with the rule
                 of a server.
+            ProtocolError: a callback has set weights, and a server would not hear of it.
         """
+        if self._next is not None:  # the first one may go on from a backup
+            self._strategy._fitting.untold.check(self.model)
         self._is_inside = True
-        for optimizer in optimizers.parts(self.model.optimizer):
-            self._strategy._check_optimizer(optimizer)
+        self._check_optimizer()
         if self._feed is not None:
             self._feed.begin(epoch, first_step(self.model, epoch))
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Looks at the optimizer again: a callback may set the rate of each step.
+
+        Raises:
+            ConfigError: it does not go with the rule of a server any more.
+        """
+        self._check_optimizer()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Stops on all ranks where a callback of one wants to stop; replicas must still be equal.
@@ -139,6 +155,10 @@ class Closing(keras.callbacks.Callback):
                 f"{different}; a callback that sets weights or the learning rate belongs on all "
                 "workers, with the same decisions."
             )
+
+    def _check_optimizer(self) -> None:
+        for optimizer in optimizers.parts(self.model.optimizer):
+            self._strategy._check_optimizer(optimizer)
 
     def _begun_with(self) -> list[Any]:
         """What all must have alike before a `fit`."""

@@ -30,6 +30,7 @@ from tf_hips.strategies.adapted import adapted, check_equal, is_adapted
 from tf_hips.strategies.closing import AtEpochEnds, Closing, Restoring
 from tf_hips.strategies.failures import Failures
 from tf_hips.strategies.replicated import difference, moving
+from tf_hips.strategies.untold import Untold
 
 if TYPE_CHECKING:
     from tf_hips.strategies.party import PartyStrategy
@@ -54,6 +55,7 @@ class Fitting:
         self._strategy = strategy
         self._failures = failures
         self.num_fits = 0  # that have begun
+        self.untold = Untold(strategy)
         self._running: list[str] = []
         self._awaiting: Closing | None = None  # a `fit` whose data have not come yet
 
@@ -123,6 +125,9 @@ class Fitting:
                 "A model whose strategy serves a loop is trained by the loop's `fit`, which lets "
                 "workers meet. Received: `train_on_batch`"
             )
+        with self._as("train_on_batch", model):
+            for optimizer in parts(model.optimizer):
+                self._strategy._check_optimizer(optimizer)
         return self._on_batch("train_on_batch", method, model, args, kwargs)
 
     def test_on_batch(self, method: Method, model: keras.Model, args: Any, kwargs: Any) -> Any:
@@ -140,6 +145,7 @@ class Fitting:
             loan.owner.close_epoch()
         if self._running[-1] == "fit" and not self._strategy._is_alone():
             self.average_statistics(model)
+            self.untold.remember(model)
         return self._over_replicas(model, _named(method, args, kwargs)["logs"], method)
 
     def built(self, model: keras.Model) -> None:
@@ -210,7 +216,9 @@ class Fitting:
                 agreeing.doubted(strategy), told_by_all, lambda one: _is_like(one, own), label
             )
 
-        return logs.average_statistics(model, self._total, gather, strategy.num_replicas_in_sync)
+        return logs.average_statistics(
+            model, self._total, gather, primitives.rank() == 0, strategy.num_replicas_in_sync
+        )
 
     def _average_told(self, model: keras.Model, told_by_all: Sequence[Any], own: list[int]) -> None:
         """Averages statistics where the digests that all have told differ."""
@@ -224,7 +232,13 @@ class Fitting:
         def gather(mine: Any, label: str) -> list[Any]:
             return [None if one is None else [one[place] for place in chosen] for one in sound]
 
-        logs.average_statistics(model, self._total, gather, self._strategy.num_replicas_in_sync)
+        logs.average_statistics(
+            model,
+            self._total,
+            gather,
+            primitives.rank() == 0,
+            self._strategy.num_replicas_in_sync,
+        )
 
     def _on_batch(
         self, name: str, method: Method, model: keras.Model, args: Any, kwargs: Any

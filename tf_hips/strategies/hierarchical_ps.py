@@ -73,9 +73,10 @@ from tf_hips.strategies.rules import (
     chosen_local,
     chosen_rule,
     rule_of_both,
+    unlike,
     weight_of,
 )
-from tf_hips.strategies.statistics import Statistics, factor_for, floating_statistics
+from tf_hips.strategies.statistics import Statistics, factor_for, moving_statistics
 from tf_hips.strategies.uplink import SlowTier, make_uplink
 from tf_hips.strategies.withheld import NONE, Withheld, shown
 
@@ -345,12 +346,17 @@ class HierarchicalPS(ConnectedStrategy):
     def _counts_steps(self) -> bool:
         return self.welcome is None or self._apart is not None
 
-    def _check_new_sum(self) -> None:
+    def _check_new_sum(self, variables: Sequence[tf.Variable]) -> None:
         if self.welcome is not None and self._num_sums and self._apart is None:
+            first = {
+                one: gradient.name
+                for key, made in list(self._sums.items())[:1]
+                for one, gradient in zip(key, made.gradients, strict=True)
+            }
             raise ValueError(
                 "A run with an uplink trains one model with one optimizer; a loop (FedAvg) may "
-                "have several in its local steps, as a GAN has. Received: gradients of other "
-                "variables; start another run for another model"
+                "have several in its local steps, as a GAN has. "
+                f"Received: {unlike(first, variables)}"
             )
 
     def _note_failure(self, error: BaseException) -> None:
@@ -421,7 +427,7 @@ class HierarchicalPS(ConnectedStrategy):
         if model is None or self.loan is not None:
             return None
         factor = factor_for(self)
-        chosen = [] if factor is None else floating_statistics(model)
+        chosen = [] if factor is None else moving_statistics(model)
         if factor is None or not chosen or not tf.executing_eagerly():
             return None
         key = tuple(variable._unique_id for variable in variables)

@@ -75,17 +75,20 @@ def over_replicas(
     return means
 
 
-def average_statistics(model: keras.Model, total: Sum, gather: Gather, num_replicas: int) -> int:
+def average_statistics(
+    model: keras.Model, total: Sum, gather: Gather, is_first: bool, num_replicas: int
+) -> int:
     """Averages the floating weights that no optimizer trains, where replicas have different ones.
 
     These are the moving statistics of BatchNormalization and its like. Weights that are equal on
     all replicas (frozen layers) stay as they are, bit for bit; integers and random states are never
-    touched.
+    touched. Of those that say `only_first_replica` all take the first one's.
 
     Args:
         model: a built Keras model.
         total: sums tensors over all replicas.
         gather: gathers values of all replicas.
+        is_first: whether this replica is the first one of its party.
         num_replicas: how many there are.
 
     Returns:
@@ -103,19 +106,30 @@ def average_statistics(model: keras.Model, total: Sum, gather: Gather, num_repli
         if len(present) < len(everyone) or len({one[place] for one in present}) > 1
     ]
     if chosen:
-        values = [_wide(tf.convert_to_tensor(weight.value)) for weight in chosen]
-        sums = total(values, ["mean"] * len(values))
-        for weight, value in zip(chosen, sums, strict=True):
-            weight.assign(tf.cast(value / tf.cast(num_replicas, value.dtype), weight.dtype))
+        values, operations = [], []
+        for weight in chosen:
+            value, operation = _wide(tf.convert_to_tensor(weight.value)), "mean"
+            if weight.aggregation == "only_first_replica":
+                value, operation = value if is_first else tf.zeros_like(value), "first"
+            values.append(value)
+            operations.append(operation)
+        sums = total(values, operations)
+        for weight, value, operation in zip(chosen, sums, operations, strict=True):
+            count = num_replicas if operation == "mean" else 1
+            weight.assign(tf.cast(value / tf.cast(count, value.dtype), weight.dtype))
     return len(chosen)
 
 
 def averaged(model: keras.Model) -> list[Any]:
-    """The weights that `average_statistics` looks at, in its order."""
+    """The weights that `average_statistics` looks at, in its order.
+
+    Not those whose values are shares of a sum: no average is one.
+    """
     return [
         weight
         for weight in model.non_trainable_weights
-        if tf.as_dtype(keras.backend.standardize_dtype(weight.dtype)).is_floating
+        if weight.aggregation != "sum"
+        and tf.as_dtype(keras.backend.standardize_dtype(weight.dtype)).is_floating
     ]
 
 

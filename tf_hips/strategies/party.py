@@ -253,8 +253,8 @@ class PartyStrategy(WithoutServer, Strategy, Party):
         """Whether a server keeps something from round to round that decides about steps."""
         return False
 
-    def _check_new_sum(self) -> None:
-        """Raises if gradients of one more list cannot be summed."""
+    def _check_new_sum(self, variables: Sequence[tf.Variable]) -> None:
+        """Raises if gradients of one more list, of these variables, cannot be summed."""
 
     def _note_failure(self, error: BaseException) -> None:
         """Called when a method of a model, or an eager step, ends with `error` on this worker."""
@@ -279,6 +279,7 @@ class PartyStrategy(WithoutServer, Strategy, Party):
         Raises:
             ProtocolError: the ranks have different models, or `fn` is a training step of Keras that
                 reduces nothing.
+            ConfigError: what has become of an optimizer does not go with the rule of a server.
         """
         owner = getattr(fn, "__self__", None)
         model = owner if isinstance(owner, keras.Model) else None
@@ -297,6 +298,8 @@ class PartyStrategy(WithoutServer, Strategy, Party):
                     self.beginning.of_model(model)
                 else:
                     self.beginning.of_loop(EAGER_STEP)
+                    for optimizer in self._optimizers:
+                        self._check_optimizer(optimizer)
                 result = self.failures.translated(super().run)(fn, args, kwargs, options)
         finally:
             self._model, self._is_running = outer
@@ -406,7 +409,7 @@ class PartyStrategy(WithoutServer, Strategy, Party):
                 if self.loan is not None:
                     self.loan.check(variables)
                 self._check_optimizer(optimizer)
-                self._check_new_sum()
+                self._check_new_sum(variables)
             if self._model is not None:
                 self.beginning.of_model(self._model, variables, optimizer)
             else:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a strategy and its optimizer owe to the update rule of a server."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import keras
@@ -128,7 +128,8 @@ def check_optimizer(rule: UpdateRule, optimizer: Any) -> None:
     """Looks whether workers take the steps of `rule` as they are.
 
     Raises:
-        ConfigError: the optimizer would make other steps of them.
+        ConfigError: the optimizer would make other steps of them, or parties that do not wait for
+            each other would each project weights of its own.
     """
     if not rule.gives_steps:
         return
@@ -138,6 +139,18 @@ def check_optimizer(rule: UpdateRule, optimizer: Any) -> None:
             f"With rule {rule} the server makes the steps, and the optimizer of the workers must "
             "take them as they are: keras.optimizers.SGD(learning_rate=1.0), without momentum, "
             f"decay, clipping, averages or accumulation. Received: {changed}"
+        )
+    if not rule.is_asynchronous:
+        return
+    trained = optimizer._trainable_variables  # none yet where it is not built
+    bound = [one for one in trained if getattr(one, "constraint", None) is not None]
+    if bound:
+        raise ConfigError(
+            f"With rule {rule} what is trained must have no constraint: each party would project "
+            "its own weights, of which the server hears nothing, and the parties would stay apart. "
+            "Take a synchronous rule, or a loop (FedAvg), whose movements have the projections in "
+            f"them. Received: `{bound[0].path}` with {type(bound[0].constraint).__name__}"
+            + (f", and {len(bound) - 1} more" if len(bound) > 1 else "")
         )
 
 
@@ -164,6 +177,36 @@ def _changes(optimizer: Any) -> str | None:
         if value is not None and value is not False:
             return f"SGD with {name}={value}"
     return None
+
+
+def unlike(first: Mapping[str, str], variables: Sequence[tf.Variable]) -> str:
+    """How a list of variables differs from that of the first step, and what to do.
+
+    Args:
+        first: names of the first step's variables, by their ids.
+        variables: what there are gradients of now.
+    """
+    now = {variable._unique_id: variable.name.removesuffix(":0") for variable in variables}
+    missing = [name for one, name in first.items() if one not in now]
+    new = [name for one, name in now.items() if one not in first]
+    if len(new) == len(now):
+        return "gradients of other variables; start another run for another model"
+    if not missing and not new:
+        return "gradients of the variables of the first step in another order; keep their order"
+    count = len(first)
+    text = f"gradients of {count - len(missing)} of the {count} variables of the first step"
+    if missing:
+        text += f", without {_some(missing)}"
+    if new:
+        text += f", and of {_some(new)}"
+    return (
+        f"{text}; give zeros for what is not trained in a step, and to train other layers begin a "
+        "new run from saved weights"
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    return f"`{names[0]}`" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
 def weight_of(rule: UpdateRule, welcome: Welcome) -> float | None:

@@ -146,6 +146,46 @@ def batch_normalization_statistics_are_averaged(job: Job):
     assert np.isfinite(result)
 
 
+class Counting(keras.layers.Layer):
+    """Adds up its input in weights that say how those of the replicas are joined."""
+
+    def build(self, shape):
+        self.sums = [
+            self.add_weight(
+                shape=(), initializer="zeros", trainable=False, aggregation=one, name=one
+            )
+            for one in ("sum", "mean", "only_first_replica")
+        ]
+
+    def call(self, x):
+        for one in self.sums:
+            one.assign_add(keras.ops.sum(x))
+        return x
+
+
+@feature()
+def aggregation_of_weights(job: Job):
+    def build():
+        model = keras.Sequential([keras.Input((6,)), Counting(), keras.layers.Dense(3)])
+        model.compile("sgd", "mse")
+        return job.eagerly(model)
+
+    model = job.make(build)
+    layer, own = model.layers[0], []
+
+    class Before(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            own.append([float(one) for one in layer.sums])
+
+    arrays = job.shard(training.data(2 * BATCH * job.size))
+    model.fit(*arrays, batch_size=BATCH, shuffle=False, verbose=0, callbacks=[Before()])
+    share, *_ = own[-1]
+    everyone = job.gather(share)
+    assert share and len(set(everyone)) == job.size
+    found = [float(one) for one in layer.sums]
+    np.testing.assert_allclose(found, [share, np.mean(everyone), everyone[0]], rtol=1e-5)
+
+
 def tokens(job: Job, steps: int = STEPS):
     generator = np.random.default_rng(2)
     x = generator.integers(1, 20, (steps * BATCH * job.size, 6))
