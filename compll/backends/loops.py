@@ -14,8 +14,9 @@ that it never rests while a tile is computed:
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from compll.backends.choices import Choices
 from compll.backends.stored import (
     Stored,
     is_in_memory,
@@ -49,6 +50,7 @@ class Loops(TileNeeds):
     _stores: list[str] = field(default_factory=list)
     _after: list[str] = field(default_factory=list)
     _is_single: bool = False
+    _choices: Choices = field(default_factory=Choices)
 
     # Sweeps.
 
@@ -265,8 +267,10 @@ class Loops(TileNeeds):
                 name, tile = self.names.of(let.var), self._block_lets[let.var]
                 lines.append(f"const {self.c.type(let.var.type)} {name} = {tile}[j];")
             elif let.var not in self._hoisted:
-                lines.append(self.c.let(let))
-        return [*lines, statement(self.c(value))]
+                choices, made = self._choices.apart(let.value, part.position)
+                lines += map(self.c.let, [*choices, replace(let, value=made)])
+        choices, value = self._choices.apart(value, part.position)
+        return [*lines, *map(self.c.let, choices), statement(self.c(value))]
 
     def _loop(self, part: nodes.Elementwise, statement: Callable[[str], str], kind: Type) -> None:
         """A loop over a tile, of its own."""
