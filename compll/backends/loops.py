@@ -260,7 +260,8 @@ class Loops(TileNeeds):
         if value.type != kind:
             value = nodes.Convert(kind, value.span, value)
         lines = []
-        if uses_position(part, self.blocks, self.reads_in_order, self.is_mirrored):
+        own = replace(part, lets=tuple(let for let in part.lets if let.var not in self._hoisted))
+        if uses_position(own, self.blocks, self.reads_in_order, self.is_mirrored):
             lines.append(f"const int64_t {self.names.of(part.position)} = base + j;")
         for let in part.lets:
             if let.var in self._block_lets:

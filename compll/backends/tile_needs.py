@@ -15,7 +15,7 @@ from compll.backends.c_common import Expressions, Lines, Names, float_literal
 from compll.backends.narrow import Narrow, Ranges
 from compll.backends.stored import Stored, is_in_memory, tile_bytes
 from compll.ir import nodes
-from compll.ir.blocks import block_of
+from compll.ir.blocks import block_of, blocks_under
 from compll.ir.groups import mirror_of
 from compll.ir.types import Array, UInt
 from compll.ir.walk import walk
@@ -101,16 +101,22 @@ class TileNeeds:
         mirrored = self._mirrors.get((array, mirror_of(index, self._position) or 0))
         if mirrored is not None:
             return f"{mirrored}[j]"
+        sizes = blocks_under(index, self._position, self.blocks)
+        if sizes and self._in_blocks:
+            return self._of_block(vector, sizes[1:])
         block = block_of(index, self._position, self.blocks)
-        if block is not None and self._in_blocks:
-            return self._of_block(vector)
         if block is not None:
             return f"{self._spread[array, block]}[j]"
         return self._anywhere(vector, c(index))
 
-    def _of_block(self, vector: Stored) -> str:
-        """What block k of the tile has in a vector."""
-        return f"{vector.pointer}[k]" if vector.is_local else self._anywhere(vector, "first + k")
+    def _of_block(self, vector: Stored, sizes: tuple[nodes.Expr, ...]) -> str:
+        """What block k of the tile has in a vector, or its block of blocks of `sizes` has."""
+        if vector.is_local:
+            return f"{vector.pointer}[k]"
+        number = "first + k"
+        for size in sizes:
+            number = f"({number}) / {self.c(size)}"
+        return self._anywhere(vector, number)
 
     def _anywhere(self, vector: Stored, index: str) -> str:
         """Element `index`, C++ for any number, of a stored vector."""
