@@ -231,7 +231,7 @@ class Loops(TileNeeds):
             self.run_unpacks()
             if self._is_here(value.index) and vector.is_local:
                 return vector.pointer
-            if self._is_here(value.index) and vector.size == self._size:
+            if self._is_here(value.index) and self._is_whole(vector):
                 return self._tiles[vector.var] if vector.is_field else f"{vector.pointer} + base"
         for other, its_kind, made in self._made:
             if its_kind == kind and is_same(part, other):
