@@ -8,13 +8,12 @@ The loop that looks for places has the gradient at hand. Later loops would look 
 chunk that has left the nearer caches by then, which takes as long as a dozen elements in order.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from typing import Any, TypeGuard
+from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 from compll.ir import nodes
 from compll.ir.types import FLOAT
-from compll.ir.walk import walk
+from compll.ir.walk import changed, walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,7 @@ def _read(step: nodes.Step, gradient: nodes.Var, found: nodes.Var, beside: nodes
     def part(value: nodes.Expr) -> nodes.Expr:
         if isinstance(value, nodes.Elementwise):
             return _part(value, gradient, found, beside)
-        return _changed(value, part)
+        return changed(value, part)
 
     if isinstance(step, nodes.Let):
         return step
@@ -108,7 +107,7 @@ def _part(
                 is_changed = True
                 array = nodes.Ref(beside.type, expr.span, beside)
                 return nodes.Index(FLOAT, expr.span, array, place.index)
-        return _changed(expr, change)
+        return changed(expr, change)
 
     lets = []
     for let in part.lets:
@@ -129,15 +128,3 @@ def _needed(lets: list[nodes.Let], value: nodes.Expr) -> tuple[nodes.Let, ...]:
             found.insert(0, let)
             roots.append(let.value)
     return tuple(found)
-
-
-def _changed(expr: nodes.Expr, change: Callable[[nodes.Expr], nodes.Expr]) -> nodes.Expr:
-    """An expression whose direct parts are changed; the same where none is."""
-    updates: dict[str, Any] = {}
-    for item in fields(expr):
-        value = getattr(expr, item.name)
-        if isinstance(value, nodes.Expr):
-            updates[item.name] = change(value)
-        elif isinstance(value, tuple) and value and isinstance(value[0], nodes.Expr):
-            updates[item.name] = tuple(map(change, value))
-    return replace(expr, **updates) if updates else expr

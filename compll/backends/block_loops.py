@@ -195,7 +195,7 @@ class BlockLoops(Loops):
         if not isinstance(expr.array, nodes.Ref) or not self._is_here(expr.index):
             return None
         vector = self.stored[expr.array.var]
-        is_plain = vector.size == self._size and is_in_memory(vector)
+        is_plain = self._is_whole(vector) and is_in_memory(vector)
         return f"{vector.pointer} + base" if is_plain else None
 
     def row_of_codes(self, expr: nodes.Index) -> str | None:
@@ -213,7 +213,7 @@ class BlockLoops(Loops):
         if not isinstance(expr.array, nodes.Ref) or not self._is_here(expr.index):
             return None
         vector = self.stored[expr.array.var]
-        is_plain = vector.is_field and vector.bits == "1" and vector.size == self._size
+        is_plain = vector.is_field and vector.bits == "1" and self._is_whole(vector)
         return f"{vector.pointer} + base / 8" if is_plain else None
 
     def row_of_packed(self, expr: nodes.Index) -> Packed | None:
@@ -225,7 +225,7 @@ class BlockLoops(Loops):
         kind = kind.element if isinstance(kind, Array) else kind
         if not isinstance(kind, UInt) or not vector.is_field:
             return None
-        if mirror is None and (not self._is_here(expr.index) or vector.size != self._size):
+        if mirror is None and (not self._is_here(expr.index) or not self._is_whole(vector)):
             return None
         if vector.bits is None or vector.is_local or max_bits(kind, self.params) > 8:
             return None
@@ -234,7 +234,9 @@ class BlockLoops(Loops):
         if vector.var not in self._packed:
             self._packed[vector.var] = self.names.fresh(f"{vector.var.name}_packed")
         at = f"{vector.pointer} + {tile_bytes(vector.bits)}"
-        count = None if vector.size == self._size else vector.count
+        # The last group of the other way round need not be whole.
+        has_all = self._is_whole(vector) if mirror is None else vector.size == self._size
+        count = None if has_all else vector.count
         return Packed(self._packed[vector.var], at, vector.bits, count, mirror or 0)
 
     def run_before(self, rows: RowCode) -> None:

@@ -9,7 +9,7 @@ once. The steps of such a loop are a group; every other step is a group of its o
 """
 
 from compll.ir import nodes
-from compll.ir.blocks import block_of
+from compll.ir.blocks import block_of, blocks_under
 from compll.ir.sizes import blocks_in
 from compll.ir.types import FLOAT, Array, UInt
 from compll.ir.walk import children, walk
@@ -169,10 +169,10 @@ def _block_behind(
         if isinstance(at, nodes.Random | nodes.Elementwise):
             return None
         if isinstance(at, nodes.Index):
-            size = block_of(at.index, position, known)
-            if size is None or (block is not None and size != block):
+            sizes = blocks_under(at.index, position, known)
+            if not sizes or (block is not None and sizes[0] != block):
                 return None
-            behind = block = size
+            behind = block = sizes[0]
             continue
         if isinstance(at, nodes.Ref):
             if at.var is position or (at.var in own and at.var not in found):

@@ -14,8 +14,9 @@ that it never rests while a tile is computed:
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from compll.backends.choices import Choices
 from compll.backends.stored import (
     Stored,
     is_in_memory,
@@ -49,6 +50,7 @@ class Loops(TileNeeds):
     _stores: list[str] = field(default_factory=list)
     _after: list[str] = field(default_factory=list)
     _is_single: bool = False
+    _choices: Choices = field(default_factory=Choices)
 
     # Sweeps.
 
@@ -229,7 +231,7 @@ class Loops(TileNeeds):
             self.run_unpacks()
             if self._is_here(value.index) and vector.is_local:
                 return vector.pointer
-            if self._is_here(value.index) and vector.size == self._size:
+            if self._is_here(value.index) and self._is_whole(vector):
                 return self._tiles[vector.var] if vector.is_field else f"{vector.pointer} + base"
         for other, its_kind, made in self._made:
             if its_kind == kind and is_same(part, other):
@@ -258,15 +260,18 @@ class Loops(TileNeeds):
         if value.type != kind:
             value = nodes.Convert(kind, value.span, value)
         lines = []
-        if uses_position(part, self.blocks, self.reads_in_order, self.is_mirrored):
+        own = replace(part, lets=tuple(let for let in part.lets if let.var not in self._hoisted))
+        if uses_position(own, self.blocks, self.reads_in_order, self.is_mirrored):
             lines.append(f"const int64_t {self.names.of(part.position)} = base + j;")
         for let in part.lets:
             if let.var in self._block_lets:
                 name, tile = self.names.of(let.var), self._block_lets[let.var]
                 lines.append(f"const {self.c.type(let.var.type)} {name} = {tile}[j];")
             elif let.var not in self._hoisted:
-                lines.append(self.c.let(let))
-        return [*lines, statement(self.c(value))]
+                choices, made = self._choices.apart(let.value, part.position)
+                lines += map(self.c.let, [*choices, replace(let, value=made)])
+        choices, value = self._choices.apart(value, part.position)
+        return [*lines, *map(self.c.let, choices), statement(self.c(value))]
 
     def _loop(self, part: nodes.Elementwise, statement: Callable[[str], str], kind: Type) -> None:
         """A loop over a tile, of its own."""

@@ -15,8 +15,9 @@ from compll.backends.c_common import Expressions, Lines, Names, float_literal
 from compll.backends.narrow import Narrow, Ranges
 from compll.backends.stored import Stored, is_in_memory, tile_bytes
 from compll.ir import nodes
-from compll.ir.blocks import block_of
+from compll.ir.blocks import block_of, blocks_under
 from compll.ir.groups import mirror_of
+from compll.ir.sizes import is_as_long
 from compll.ir.types import Array, UInt
 from compll.ir.walk import walk
 
@@ -91,26 +92,36 @@ class TileNeeds:
             and self._position is not None
         )
 
+    def _is_whole(self, vector: Stored) -> bool:
+        """Whether a vector has an element for each of the loop, if not more."""
+        return self._size is not None and is_as_long(vector.size, self._size)
+
     def index(self, array: nodes.Var, index: nodes.Expr, c: Expressions) -> str:
         """Element `index` of a stored vector, from the tile when it is the loop's own element."""
         vector = self.stored[array]
         if vector.is_local and self._is_here(index):
             return f"{vector.pointer}[j]"
-        if self._is_here(index) and self._size == vector.size:
+        if self._is_here(index) and self._is_whole(vector):
             return f"{self._tiles[array]}[j]" if vector.is_field else f"{vector.pointer}[base + j]"
         mirrored = self._mirrors.get((array, mirror_of(index, self._position) or 0))
         if mirrored is not None:
             return f"{mirrored}[j]"
+        sizes = blocks_under(index, self._position, self.blocks)
+        if sizes and self._in_blocks:
+            return self._of_block(vector, sizes[1:])
         block = block_of(index, self._position, self.blocks)
-        if block is not None and self._in_blocks:
-            return self._of_block(vector)
         if block is not None:
             return f"{self._spread[array, block]}[j]"
         return self._anywhere(vector, c(index))
 
-    def _of_block(self, vector: Stored) -> str:
-        """What block k of the tile has in a vector."""
-        return f"{vector.pointer}[k]" if vector.is_local else self._anywhere(vector, "first + k")
+    def _of_block(self, vector: Stored, sizes: tuple[nodes.Expr, ...]) -> str:
+        """What block k of the tile has in a vector, or its block of blocks of `sizes` has."""
+        if vector.is_local:
+            return f"{vector.pointer}[k]"
+        number = "first + k"
+        for size in sizes:
+            number = f"({number}) / {self.c(size)}"
+        return self._anywhere(vector, number)
 
     def _anywhere(self, vector: Stored, index: str) -> str:
         """Element `index`, C++ for any number, of a stored vector."""
@@ -134,7 +145,7 @@ class TileNeeds:
 
     def reads_in_order(self, array: nodes.Var) -> bool:
         """Whether the loop's own element of a vector is found without its number."""
-        return self.stored[array].size == self._size
+        return self._is_whole(self.stored[array])
 
     def is_mirrored(self, expr: nodes.Index) -> bool:
         """Whether an element of the group of the loop's own is in a tile."""
@@ -251,7 +262,7 @@ class TileNeeds:
         return noise
 
     def _prepare_field(self, vector: Stored) -> None:
-        if not vector.is_field or vector.var in self._tiles or vector.size != self._size:
+        if not vector.is_field or vector.var in self._tiles or not self._is_whole(vector):
             return
         tile = self._tiles[vector.var] = self.names.fresh(f"{vector.var.name}_tile")
         kind = vector.var.type
@@ -271,7 +282,7 @@ class TileNeeds:
         """Asks for what short tiles of a vector need soon; see prefetch_tile."""
         if vector.var in self._fetched or not is_in_memory(vector):
             return
-        if self._step == "kStep" and vector.size == self._size:
+        if self._step == "kStep" and self._is_whole(vector):
             self._fetched.add(vector.var)
             asks = self._asks if vector.pointer == "in" else (ASK_AHEAD,)
             self.lines.add(asks[0].format(vector.pointer))

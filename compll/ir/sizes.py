@@ -78,6 +78,17 @@ def blocks_in(size: nodes.Expr, block: nodes.Expr) -> nodes.Expr:
     return nodes.Binary(INT, span, "/", nodes.Binary(INT, span, "+", size, rest), block)
 
 
+def is_as_long(size: nodes.Expr, least: nodes.Expr) -> bool:
+    """Whether a length is seen to be another, or that rounded up to a multiple of a number."""
+    match size:
+        case nodes.Math(function="max"):
+            return any(is_as_long(one, least) for one in size.arguments) or size == least
+        case nodes.Binary(op="*", left=count, right=nodes.Const() as whole) if whole.value > 0:
+            return count == blocks_in(least, whole) or size == least
+        case _:
+            return size == least
+
+
 def _is_natural(count: nodes.Expr) -> bool:
     """Whether a length is seen not to be negative."""
     match count:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Walking over expressions: what is inside one, and which variables it needs."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
 
 from compll.ir import nodes
 from compll.ir.types import UInt
@@ -27,6 +28,18 @@ def walk(expr: nodes.Expr) -> Iterator[nodes.Expr]:
         waiting += children(found)
         if isinstance(found, nodes.Elementwise):
             waiting += [let.value for let in found.lets]
+
+
+def changed(expr: nodes.Expr, change: Callable[[nodes.Expr], nodes.Expr]) -> nodes.Expr:
+    """An expression whose direct parts are changed; the same where there is none."""
+    updates: dict[str, Any] = {}
+    for item in fields(expr):
+        value = getattr(expr, item.name)
+        if isinstance(value, nodes.Expr):
+            updates[item.name] = change(value)
+        elif isinstance(value, tuple) and value and isinstance(value[0], nodes.Expr):
+            updates[item.name] = tuple(map(change, value))
+    return replace(expr, **updates) if updates else expr
 
 
 def length_in_place(part: nodes.Elementwise) -> int:

@@ -9,6 +9,7 @@ from compll.backends import reduction
 from compll.ir import nodes
 from compll.ir.verify import IrError, verify
 from compll.passes import optimise
+from compll.passes.blocks import blocks
 from compll.passes.fold import fold
 from compll.passes.inline import inline
 from tests.compll.support import SIZES, assert_same_floats, compiled, encoder, gradients
@@ -128,6 +129,22 @@ PROGRAMS = {
     lambda_func spread = [&](int i) -> float { return gradient[i] * d[i / 32] + d[i / 16]; }
     float* e = block_reduce(map(range(gradient.size), spread), 64, 0, sum);
     out = concat(whole, c, d, e, block_reduce(e, 16, 0, sum));""",
+    "vectors as long as there are blocks": """
+    float* low = block_reduce(gradient, 32, 1e30, min);
+    float* high = block_reduce(gradient, 32, -1e30, max);
+    float* step = map(range(low.size), [&](int j) -> float { return (high[j] - low[j]) / 255; });
+    float* most = block_reduce(step, 64, 0, max);
+    uint8* part = map(range(step.size), [&](int j) -> uint8 { return step[j] / most[j / 64] * 9; });
+    float* half = map(most, [&](float m) -> float { return m / 2; });
+    uint8* code = map(range(gradient.size), [&](int i) -> uint8 {
+        int k = i / 32;
+        float near = (gradient[i] - low[k]) / step[i / 32];
+        return near + part[k] * most[k / 64] + half[i / 32 / 64] + (k % 7) - k / 64;
+    });
+    uint8* far = map(range(low.size * 33), [&](int i) -> uint8 {
+        return part[i / 32] + step[i / 32] + half[i / 32 / 64] + most[i / 64 / 32] + half[i / 64];
+    });
+    out = concat(low, step, most, part, code, far);""",
     "other places": """
     float* a = block_reduce(gradient, 16, 0, max);
     lambda_func f = [&](int i) -> float {
@@ -148,13 +165,25 @@ PROGRAMS = {
 def test_small_programs_agree(name):
     program = compll.compile_text(encoder(PROGRAMS[name]), "small")
     reference, codec = compll.Reference(program), compiled(program)
-    passes = [compll.Reference(change(program)) for change in (inline, lambda p: fold(inline(p)))]
+    stages = (inline(program), fold(inline(program)), blocks(fold(inline(program))))
+    passes = [compll.Reference(stage) for stage in stages]
     for n in (0, 1, 15, 16, 17, 1024, 2051):
         for kind, x in gradients(n).items():
             expected = reference.encode(x, seed=5, offset=3).tobytes()[PREFIX:]
             assert codec.encode(x, seed=5, offset=3).tobytes()[PREFIX:] == expected, (n, kind)
             for changed in passes:
                 assert changed.encode(x, seed=5, offset=3).tobytes()[PREFIX:] == expected
+
+
+def test_what_belongs_to_a_block_is_found_once_for_it():
+    """Whether it is read from blocks, or made of such, or read from blocks of blocks."""
+    program = compll.compile_text(encoder(PROGRAMS["vectors as long as there are blocks"]), "small")
+    source = compll.generate(program)["small.codec.cc"]
+    loops = [part.partition("}")[0] for part in source.split("for (int64_t j = 0;")]
+    (loop,) = (part for part in loops if "near =" in part)
+    assert "value_at" not in loop and " < " not in loop.partition("{")[2]
+    assert loop.count("int_div") == 2  # where the number itself is wanted: k % 7, k / 64
+    assert "(first + k) / 64)" in source
 
 
 def test_blocks_verify():
