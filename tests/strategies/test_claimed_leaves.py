@@ -174,3 +174,21 @@ def test_claimed_leaves_decide_no_round_of_a_meeting() -> None:
     names = [[site] for site in parties.sites]
     check_samples(met(idle, [1] * 9, "samples", True, None), names, 0, parties)
     assert events == [["evil"], ["evil"]]
+
+
+def test_a_server_of_one_child_is_that_child() -> None:
+    """However long a way a liar claims, nothing is merged on it, and its first name is told."""
+    paths = ("a", "b", "/".join(("evil", *map(str, range(60)), "x")))
+    sizes: list[int] = []
+
+    def merge(values: list[int]) -> int:
+        sizes.append(len(values))
+        return sum(values)
+
+    assert tree.merged(paths, [1, 2, 4], merge) == 7 and sizes == [3]
+    assert tree.merged(paths, [None, None, 4], merge) == 4
+    with pytest.raises(ValueError, match=r"Each of 3 leaves .* Received: 2"):
+        tree.merged(paths, [1, 2], merge)
+    parties, events = doubted(paths)
+    parties.name([False, False, True], "x", "it is another")
+    assert events == [["evil"]]

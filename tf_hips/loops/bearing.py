@@ -22,7 +22,7 @@ import bisect
 import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tf_hips import log
@@ -99,10 +99,11 @@ class Bearing:
         text, least = guards.pop("", (None, None))
         self._rule = None if text is None else parse(text)
         looks_at_leaves = self._rule is not None and self._rule.sketch is not None
-        self._paths = [
+        self._paths = tuple(
             path.rpartition(BETWEEN)[2] if looks_at_leaves else path for path in welcome.paths
-        ]
-        self.children = self._below("")
+        )
+        below = self._below({"", *guards})
+        self.children = below[""]
         count = len(self.children)
         self.top = need_of(self._rule, count, least)
         self.most_rows = count if least is None else least
@@ -112,14 +113,14 @@ class Bearing:
             for path, (below, wanted) in guards.items()
             if below is not None
         ]
+        above = {path for path, _, _ in robust}
         robust.sort(key=lambda one: -one[0].count(BETWEEN))  # from below
         self._between = [
             _Between.of(
                 rule,
-                self._below(path),
+                below[path],
                 wanted,
-                is_borne=self.top.rows > 0
-                or any(path.startswith(f"{other}{BETWEEN}") for other, _, _ in robust),
+                is_borne=self.top.rows > 0 or not above.isdisjoint(_fronts(path)),
             )
             for path, rule, wanted in robust
         ]
@@ -186,13 +187,14 @@ class Bearing:
         borne = {place for one in self._between for child in one.children for place in child}
         count = 0
         for child in self.children:
-            said = [wants[place] for place in child]
             is_borne = self.top.rows > 0 or not borne.isdisjoint(child)
-            if is_borne:
-                paths = [self._paths[place] for place in child]
-                count += merged(paths, said, majority) is True
+            if is_borne and len(child) > 1:
+                said: list[bool | None] = [None] * len(wants)
+                for place in child:
+                    said[place] = wants[place]
+                count += self.most(said) is True
             else:
-                count += any(said)
+                count += any(wants[place] for place in child)
         return count > self.top.f
 
     def check_drawn(self, drawn: int) -> None:
@@ -214,14 +216,23 @@ class Bearing:
             except ToleranceError as error:
                 raise ToleranceError(f"{count} parties in a round at least: {error}") from error
 
-    def _below(self, server: str) -> list[list[int]]:
-        """The parties below each child of a server, by its path."""
-        front = server + BETWEEN if server else ""
-        found: dict[str, list[int]] = {}
+    def _below(self, servers: set[str]) -> dict[str, list[list[int]]]:
+        """The parties below each child of some servers, by their paths."""
+        found: dict[str, dict[str, list[int]]] = {server: {} for server in servers}
         for place, path in enumerate(self._paths):
-            if path.startswith(front):
-                found.setdefault(path[len(front) :].partition(BETWEEN)[0], []).append(place)
-        return list(found.values())
+            for front in _fronts(path):
+                if front in servers:
+                    name = path[len(front) + 1 if front else 0 :].partition(BETWEEN)[0]
+                    found[front].setdefault(name, []).append(place)
+        return {server: list(below.values()) for server, below in found.items()}
+
+
+def _fronts(path: str) -> Iterator[str]:
+    """The paths of all servers above, the topmost one's "" first."""
+    yield ""
+    for end, character in enumerate(path):
+        if character == BETWEEN:
+            yield path[:end]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,15 +18,16 @@ All workers decide by the same bytes, so that they decide alike.
 
 import collections
 import dataclasses
+import itertools
 import json
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tf_hips import log
 from tf_hips.errors import ProtocolError
-from tf_hips.ps.terms.tree import BETWEEN, merged
+from tf_hips.ps.terms.tree import BETWEEN, Branch, branches, merged
 from tf_hips.robust.rows import lesser_median
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class Doubted:
         write_event: writes an event of this process.
     """
 
-    paths: Sequence[str]
+    paths: tuple[str, ...]
     workers: Sequence[int]
     write_event: Callable[..., None]
 
@@ -140,22 +141,18 @@ class Doubted:
             )
 
     def _sites_of(self, odd: Sequence[bool]) -> list[str]:
-        if not any(odd):
-            return []
-        chosen = [path for path, is_odd in zip(self.paths, odd, strict=True) if is_odd]
-        there = collections.Counter(front for path in self.paths for front in _fronts(path))
-        of_odd = collections.Counter(front for path in chosen for front in _fronts(path))
-        whole = (
-            next(front for front in _fronts(path) if there[front] == of_odd[front])
-            for path in chosen
-        )
-        return list(dict.fromkeys(whole))
+        return list(itertools.chain(*(_odd_sites(one, odd)[1] for one in branches(self.paths))))
 
 
-def _fronts(path: str) -> Iterator[str]:
-    """The paths of all that stand above a party, from the topmost server's child to itself."""
-    parts = path.split(BETWEEN)
-    return (BETWEEN.join(parts[:end]) for end in range(1, len(parts) + 1))
+def _odd_sites(branch: Branch, odd: Sequence[bool]) -> tuple[bool, list[str]]:
+    """Whether all parties of a branch are odd, and which are; all of them are the branch itself."""
+    if branch.leaf is not None:
+        is_odd = odd[branch.leaf]
+        return is_odd, [branch.path] if is_odd else []
+    found = [_odd_sites(one, odd) for one in branch.below]
+    if all(is_odd for is_odd, _ in found):
+        return True, [branch.path]
+    return False, list(itertools.chain(*(sites for _, sites in found)))
 
 
 def doubted(strategy: "PartyStrategy") -> Doubted | None:

@@ -16,6 +16,7 @@ Invariant: the leaves of a child follow one another, in the order of its own chi
 """
 
 import dataclasses
+import functools
 import itertools
 import struct
 from collections.abc import Callable, Iterable, Sequence
@@ -205,8 +206,50 @@ def path_of(site: str, path: str) -> str:
     return site if path == site else f"{site}{BETWEEN}{path}"
 
 
+@dataclasses.dataclass(frozen=True)
+class Branch:
+    """A leaf of a tree, or a server that stands above several.
+
+    Attributes:
+        path: from the topmost server; of a server that stands above one other alone, which is left
+            out, its own.
+        leaf: number of the leaf; None: it is a server.
+        below: what the server's children are.
+    """
+
+    path: str
+    leaf: int | None
+    below: "tuple[Branch, ...]" = ()
+
+
+@functools.lru_cache(maxsize=4)
+def branches(paths: tuple[str, ...]) -> tuple[Branch, ...]:
+    """The children of the topmost server, from the paths of the leaves.
+
+    Kept, as it takes long where a liar claims thousands of leaves far below.
+    """
+    root: dict[str, Any] = {}
+    for leaf, path in enumerate(paths):
+        node = root
+        for part in path.split(BETWEEN):
+            node = node.setdefault(part, {})
+        # Who lies may say that it is a leaf itself, beside others that are below it.
+        node[""] = Branch(path, leaf)
+    return tuple(_branch(name, node) for name, node in root.items())
+
+
+def _branch(path: str, node: dict[str, Any]) -> Branch:
+    below = tuple(
+        child if isinstance(child, Branch) else _branch(f"{path}{BETWEEN}{name}", child)
+        for name, child in node.items()
+    )
+    return (
+        dataclasses.replace(below[0], path=path) if len(below) == 1 else Branch(path, None, below)
+    )
+
+
 def merged(
-    paths: Iterable[str], values: Iterable[_T | None], merge: Callable[[list[_T]], _T]
+    paths: tuple[str, ...], values: Sequence[_T | None], merge: Callable[[list[_T]], _T]
 ) -> _T | None:
     """One value of all leaves, that counts each child of a server once, however large it is.
 
@@ -215,31 +258,25 @@ def merged(
     Args:
         paths: of the leaves, from the topmost server.
         values: of the leaves, in the same order; None: it has none.
-        merge: makes the value of a server from those of its children that have one, at least one.
+        merge: makes the value of a server from those of its children that have one, at least one;
+            of one child it is that child's.
 
     Returns:
         That of the topmost server; None: no leaf has one.
     """
-    of_leaves = [
-        (path.split(BETWEEN), value)
-        for path, value in zip(paths, values, strict=True)
-        if value is not None
-    ]
-    return _merged(of_leaves, merge) if of_leaves else None
+    if len(paths) != len(values):
+        raise ValueError(f"Each of {len(paths)} leaves must have a value. Received: {len(values)}")
+    return _merged(branches(paths), values, merge)
 
 
-def _merged(of_leaves: list[tuple[list[str], _T]], merge: Callable[[list[_T]], _T]) -> _T:
-    by_child: dict[str, list[tuple[list[str], _T]]] = {}
-    for parts, value in of_leaves:
-        # Who lies may say that it is a leaf itself, beside others that are below it.
-        child, *rest = parts or [""]
-        by_child.setdefault(child, []).append((rest, value))
-    return merge(
-        [
-            _merged(below, merge) if any(rest for rest, _ in below) else below[0][1]
-            for below in by_child.values()
-        ]
+def _merged(
+    below: Sequence[Branch], values: Sequence[_T | None], merge: Callable[[list[_T]], _T]
+) -> _T | None:
+    told = (
+        _merged(one.below, values, merge) if one.leaf is None else values[one.leaf] for one in below
     )
+    known = [one for one in told if one is not None]
+    return merge(known) if known else None
 
 
 def check_names(paths: Iterable[str], own: str | None) -> None:
