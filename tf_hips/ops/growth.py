@@ -4,9 +4,10 @@
 Of the algorithms of REGISTRY it is known from which value of a parameter on they lose more than
 they are given. A specification that a user loads cannot say such a thing of itself, so its codec is
 tried once, on noise. The rule knows no false alarm: a codec is refused if after STEPS steps the
-residual is larger than all gradients together, which is worse than to send nothing at all, and has
-grown by GROWTH in the second half. One that diverges more slowly than a sum of gradients grows is
-not found: over that many steps it looks like a sparse codec that converges late.
+residual is larger than all gradients together, which is worse than to send nothing at all, and
+still grows. The residual of what loses less than it is given cannot become that large, however late
+it sends. One that diverges more slowly than a sum of gradients grows is not found: over that many
+steps it looks like a sparse codec that converges late.
 """
 
 import functools
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 ELEMENTS = 1000
 STEPS = 64
-GROWTH = 16.0
 
 
 @functools.cache
@@ -48,7 +48,7 @@ def diverges(codec: "Compressor") -> bool:
         norms.append(float(np.linalg.norm(residual.astype(np.float64))))
         if not np.isfinite(norms[-1]):
             return True
-    return norms[-1] > given and norms[-1] > GROWTH * norms[STEPS // 2]
+    return norms[-1] > given and norms[-1] > norms[STEPS // 2]
 
 
 def _decoded(codec: "Compressor", packet: native.Bytes) -> native.Floats:
