@@ -82,8 +82,18 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def test_growth_that_is_no_faster_than_a_power_of_the_steps_is_seen(load) -> None:
     dither = load("dither", NATURAL_DITHERING)
-    with pytest.raises(ValueError, match=r"grow without bound. Received: dither@.*\(s=4\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"of 1000 elements, residuals grow without bound. Received: dither@.*\(s=4\)",
+    ):
         error_feedback(dither(s=4))
+
+
+def test_growth_that_only_large_tensors_have_is_seen(load) -> None:
+    dither = load("dither", NATURAL_DITHERING)
+    with pytest.raises(ValueError, match=r"a tensor of 1048576 elements, residuals grow without"):
+        error_feedback(dither(s=7))
+    assert error_feedback(dither(s=15)).has_residual
 
 
 def test_what_sends_late_is_no_growth(load) -> None:
