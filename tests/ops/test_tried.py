@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is found out about a loaded codec by trying it."""
 
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 import pytest
 
@@ -9,6 +10,9 @@ import tf_hips
 from tests.support import hurried
 from tf_hips.ops import error_feedback
 from tf_hips.ops.jit import LoadedCodec
+from tf_hips.ops.repeats import times_sent
+
+Load: TypeAlias = Callable[[str, str], LoadedCodec]
 
 # Horvath et al., 2022: powers of two of the norm of all elements, unbiased.
 NATURAL_DITHERING = """
@@ -66,21 +70,70 @@ void SparseDecode(uint8* packet, float* gradient, float ratio) {
 }
 """
 
+# A momentum in a state, sent as 16 bits.
+RUNNING = """
+param Running { float decay in [0, 0.999] = 0.9; }
 
-@pytest.fixture
-def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+state Running { float* velocity; }
+
+void RunningEncode(float* gradient, uint8* packet, float decay) {
+    velocity = map(range(gradient.size), [&](int i) -> float {
+        return decay * velocity[i] + gradient[i];
+    });
+    lambda_func high = [&](float v) -> uint16 { return bitcast<uint32>(v) >> 16; }
+    packet = concat(map(velocity, high));
+}
+
+void RunningDecode(uint8* packet, float* gradient, float decay) {
+    uint16* high;
+    extract(packet, high);
+    gradient = map(high, [&](uint16 x) -> float { return bitcast<float>(x << 16); });
+}
+"""
+
+# A residual in a state: what is not sent waits.
+LATE = """
+state Late { float* residual; }
+
+void LateEncode(float* gradient, uint8* packet) {
+    float* wanted = map(range(gradient.size), [&](int i) -> float {
+        return residual[i] + gradient[i];
+    });
+    float most = reduce(map(wanted, [&](float w) -> float { return abs(w); }), 0, max);
+    uint2* codes = map(wanted, [&](float w) -> uint2 {
+        return abs(w) < most / 2 ? 0 : w < 0 ? 2 : 1;
+    });
+    residual = map(range(gradient.size), [&](int i) -> float {
+        return wanted[i] - (codes[i] == 0 ? 0.0 : codes[i] == 1 ? most : -most);
+    });
+    packet = concat(most, codes);
+}
+
+void LateDecode(uint8* packet, float* gradient) {
+    float most;
+    uint2* codes;
+    extract(packet, most, codes);
+    gradient = map(codes, [&](uint2 c) -> float { return c == 0 ? 0.0 : c == 1 ? most : -most; });
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def load(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Load]:
     """Loads a specification, compiled in a hurry into a cache of its own."""
-    hurried.cache_of_its_own(tmp_path, monkeypatch)
+    folder = tmp_path_factory.mktemp("specs")
 
     def load(name: str, text: str) -> LoadedCodec:
-        file = tmp_path / f"{name}.pse"
+        file = folder / f"{name}.pse"
         file.write_text(text)
         return tf_hips.load(file)
 
-    return load
+    with pytest.MonkeyPatch.context() as patch:
+        hurried.cache_of_its_own(folder, patch)
+        yield load
 
 
-def test_growth_that_is_no_faster_than_a_power_of_the_steps_is_seen(load) -> None:
+def test_growth_that_is_no_faster_than_a_power_of_the_steps_is_seen(load: Load) -> None:
     dither = load("dither", NATURAL_DITHERING)
     with pytest.raises(
         ValueError,
@@ -89,14 +142,23 @@ def test_growth_that_is_no_faster_than_a_power_of_the_steps_is_seen(load) -> Non
         error_feedback(dither(s=4))
 
 
-def test_growth_that_only_large_tensors_have_is_seen(load) -> None:
+def test_growth_that_only_large_tensors_have_is_seen(load: Load) -> None:
     dither = load("dither", NATURAL_DITHERING)
     with pytest.raises(ValueError, match=r"a tensor of 1048576 elements, residuals grow without"):
         error_feedback(dither(s=7))
     assert error_feedback(dither(s=15)).has_residual
 
 
-def test_what_sends_late_is_no_growth(load) -> None:
+def test_what_sends_late_is_no_growth(load: Load) -> None:
     sparse = load("sparse", SPARSE_TERNARY)
     for ratio in (0.001, 0.01, 1.0):
         assert error_feedback(sparse(ratio=ratio)).has_residual
+
+
+def test_how_often_a_movement_is_sent(load: Load) -> None:
+    running = load("running", RUNNING)
+    # 1 + decay + decay^2 + ..., for what 16 bits of each term are.
+    for decay, expected in ((0.0, 1.0), (0.5, 2.0), (0.9, 10.0)):
+        assert times_sent(running(decay=decay)) == pytest.approx(expected, rel=0.01)
+    late = load("late", LATE)
+    assert times_sent(late()) == pytest.approx(1.0, rel=0.01)
