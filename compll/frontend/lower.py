@@ -20,6 +20,7 @@ import numpy as np
 from compll.errors import Report
 from compll.frontend import ast, hints, scalars
 from compll.frontend.constants import integer_of
+from compll.frontend.draws import Draws
 from compll.frontend.scalars import KEY_PARTS, SCALAR
 from compll.frontend.scope import (
     POISONED,
@@ -97,6 +98,7 @@ class Lowerer:
         self.sizes: dict[nodes.Var, nodes.Expr] = {}
         self._run_lambda = run_lambda
         self._sites: dict[int, int] = {}
+        self.draws = Draws()
         self._later_values: set[nodes.Var] = set()
         self._budget = _MAX_EXPANSION
         self._depth = 0
@@ -263,7 +265,9 @@ class Lowerer:
             case ast.Ternary():
                 condition, (yes, no) = both(
                     lambda: self.condition(tree.condition, frame),
-                    lambda: each((tree.yes, tree.no), lambda arm: self.scalar(arm, frame)),
+                    lambda: self.draws.apart(
+                        (tree.yes, tree.no), lambda arm: self.scalar(arm, frame)
+                    ),
                 )
                 kind = yes.type if yes.type == no.type else joined(yes.type, no.type)
                 return nodes.Select(
@@ -468,13 +472,17 @@ class Lowerer:
             help_line = f"help: give it what the lambda on line {line} takes"
             raise self.refuse("E303", message, tree.span, help_line)
         function, values = both(
-            lambda: self.lambda_(found, frame, frame.position),
+            lambda: self._called(tree, found, frame),
             lambda: each(tree.arguments, lambda argument: self.scalar(argument, frame)),
         )
         arguments = tuple(
             self.convert(v, p.type) for v, p in zip(values, function.params, strict=True)
         )
         return nodes.Apply(function.result.type, tree.span, function, arguments)
+
+    def _called(self, tree: ast.Call, found: Function, frame: Frame) -> nodes.Lambda:
+        with self.draws.call(tree.span):
+            return self.lambda_(found, frame, frame.position)
 
     def site(self, tree: ast.Call) -> int:
         """The number of a call that draws noise, by its place in the text."""

@@ -239,14 +239,20 @@ class Statements:
             is_good, value = False, nodes.Const(BOOL, span, True)  # to see what is in the arms
         condition = lower.bind(frame, "c", value, span)
         before = dict(frame.scope.names)
+        drawn = lower.draws.reached
+        reached = drawn
         ends = []
         self._branches += 1
         for body in (statement.yes, statement.no):
             frame.scope.names = dict(before)
+            lower.draws.reached = drawn
             end = _State(state.done, state.result)
             with lower.nested(statement.span):
                 is_good = self._block(body, frame, end, kind) and is_good
             ends.append((frame.scope.names, end))
+            if end.done is not True:  # what comes next is no path from an arm that has returned
+                reached |= lower.draws.reached
+        lower.draws.reached = reached
         self._branches -= 1
         (yes_names, yes), (no_names, no) = ends
         merged: dict[str, Variable | Function] = {}
