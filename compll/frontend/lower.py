@@ -34,7 +34,7 @@ from compll.frontend.scope import (
     nearest,
     unknown,
 )
-from compll.frontend.vectors import OPERATORS
+from compll.frontend.vectors import OPERATORS, check_scatter
 from compll.ir import nodes, semantics
 from compll.ir.sizes import MAX_NODES, DataDependentError, LongSizeError, SizeError, scalar_of
 from compll.ir.types import (
@@ -52,7 +52,6 @@ from compll.ir.walk import free_vars, walk
 from compll.source import Span
 
 STATEMENTS = ("concat", "extract")
-LATER = ("gather", "zip", "scan", "histogram")
 BUILT_IN = (*SCALAR, *OPERATORS, *STATEMENTS)
 MAX_FLOAT = float(np.finfo(np.float32).max)
 _MAX_EXPANSION = 20_000
@@ -309,7 +308,7 @@ class Lowerer:
         if found is None:
             if tree.name in KEY_PARTS:
                 return scalars.key_part(self, tree.name, tree.span)
-            if tree.name in LATER:
+            if tree.name in hints.LATER:
                 raise self._later(tree.name, tree.span)
             raise self.refuse(
                 "E201",
@@ -415,6 +414,8 @@ class Lowerer:
         if tree.name in SCALAR:
             return scalars.call(self, tree, frame)
         if tree.name in OPERATORS:
+            if tree.name == "scatter":
+                check_scatter(self, tree)  # elsewhere it helps nobody to move it out of a lambda
             if frame.is_lambda:
                 note = "help: compute it before the lambda; the lambda captures it"
                 raise self.refuse("E404", f"`{tree.name}` inside a lambda", tree.name_span, note)
@@ -430,7 +431,7 @@ class Lowerer:
             raise self.refuse(
                 "E511", f"`{tree.name}` is not a value", tree.name_span, f"help: `{form};`"
             )
-        if tree.name in LATER:
+        if tree.name in hints.LATER:
             raise self._later(tree.name, tree.name_span)
         raise self.refuse(
             "E202",
@@ -451,9 +452,8 @@ class Lowerer:
 
     def _later(self, name: str, span: Span) -> Refused:
         note = f"note: this version has {', '.join(sorted(BUILT_IN))}"
-        return self.refuse(
-            "E204", f"`{name}` belongs to CompLL, but this version does not have it", span, note
-        )
+        message = f"`{name}` belongs to CompLL, but this version does not have it"
+        return self.refuse("E204", message, span, note, hints.later(name))
 
     def arity(self, tree: ast.Call, *counts: int) -> None:
         """Refuses a call with another number of arguments."""

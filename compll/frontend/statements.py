@@ -12,8 +12,8 @@ where it is false.
 from dataclasses import dataclass
 
 from compll.errors import Report
-from compll.frontend import ast
-from compll.frontend.lower import LATER, STATEMENTS, Frame, Lowerer
+from compll.frontend import ast, hints
+from compll.frontend.lower import STATEMENTS, Frame, Lowerer
 from compll.frontend.scalars import KEY_PARTS
 from compll.frontend.scope import (
     POISONED,
@@ -111,9 +111,9 @@ class Statements:
     def refuse_expression(self, statement: ast.Stmt) -> None:
         """Refuses an expression that stands alone."""
         value = statement.value if isinstance(statement, ast.Evaluate) else None
-        if isinstance(value, ast.Call) and value.name in LATER:
+        if isinstance(value, ast.Call) and value.name in hints.LATER:
             message = f"`{value.name}` belongs to CompLL, but this version does not have it"
-            raise self.lowerer.refuse("E204", message, value.name_span)
+            raise self.lowerer.refuse("E204", message, value.name_span, hints.later(value.name))
         if isinstance(value, ast.Call) and value.name in STATEMENTS:
             message = f"`{value.name}` is not allowed here"
             instead = _PLACES[value.name, self.lowerer.is_decode]
