@@ -47,7 +47,7 @@ CODES = {
     "E307": "only vectors can be indexed",
     "E308": "a number that its type cannot hold",
     "E401": "a reducer outside the accepted ones",
-    "E402": "`random` or `sample` in a wrong place, or `random` of a wrong type",
+    "E402": "`random` in a wrong place, of a wrong type or reached twice, or `sample` in a Decode",
     "E403": "a length that depends on data",
     "E404": "a vector operator inside a lambda",
     "E405": "an order outside the accepted ones",

@@ -72,6 +72,8 @@ def advice(expected: str, found: str, is_type: bool) -> str:
         return "help: move it into a function; nothing is global but `param` and `state` blocks"
     if expected == "`;` after a state" and found == "=":
         return "help: remove `= ...`: a state is all zeros before the first call"
+    if expected.startswith(("`)` after a condition", "`)` to match")) and found == "=":
+        return "help: compare with `==`; a value is assigned by a statement of its own"
     if expected.startswith("`;`") and found == "=":
         return "help: an element cannot be assigned: make the whole vector by a `map`"
     if found in _BY_FOUND and not expected.startswith(("a number", "the name")):
@@ -90,15 +92,15 @@ _ELSEWHERE = {
     "False": "write 0",
     "nan": "leave out what is not finite by a `filter`; `x != x` tells it",
     "NAN": "leave out what is not finite by a `filter`; `x != x` tells it",
-    "inf": "write the largest number, 3.4028234e38",
-    "INFINITY": "write the largest number, 3.4028234e38",
+    "inf": "write `1.0 / 0`",
+    "INFINITY": "write `1.0 / 0`",
     "pow": "write x * x, or `exp2(y * log2(x))`",
     "exp": "write `exp2(x * 1.442695)`",
     "log": "write `log2(x) * 0.6931472`",
     "fabs": "write `abs(x)`",
     "len": "write `v.size`",
     "size": "write `v.size`",
-    "mean": "write `reduce(v, 0, sum) / v.size`",
+    "mean": "write `reduce(v, 0, sum) / max(v.size, 1)`",
     "sum": "write `reduce(v, 0, sum)`",
     "int": "a declaration converts: write `int j = x;`",
     "float": "a declaration converts: write `float y = x;`",
@@ -147,6 +149,38 @@ def elsewhere_called(name: str) -> tuple[str, ...]:
     """The same for a name that is used as a function."""
     text = _FUNCTIONS_ELSEWHERE.get(name)
     return elsewhere(name) if text is None else (f"help: {text}",)
+
+
+# Operators of CompLL that this version does not have, and what stands for them.
+_LATER = {
+    "gather": "write `map(indices, [&](int i) -> float { return v[i]; })`",
+    "zip": "write `map(range(v.size), [&](int i) -> float { return v[i] + w[i]; })`",
+    "scan": "nothing stands in its place: a `reduce` or `block_reduce` gives the last sums alone",
+    "histogram": (
+        "count each bin, as in `reduce(map(v, [&](float x) -> int { return x < 1; }), 0, sum)`"
+    ),
+}
+LATER = tuple(_LATER)
+
+
+def later(name: str) -> str:
+    """The line of help for one of LATER."""
+    return f"help: {_LATER[name]}"
+
+
+def wrapped(digits: str, text: str) -> tuple[str, ...]:
+    """The line of help for an integer that is too large, if its 64 bits are those of another one.
+
+    Args:
+        digits: of the integer, decimal.
+        text: as it is written; who writes it in decimal means the number, and not its bits.
+    """
+    if text[:2].lower() != "0x" or len(digits) > len(str(1 << 64)):
+        return ()
+    less = (1 << 64) - int(digits)
+    if not 0 < less < 1 << 63:
+        return ()
+    return (f"help: write it as `-0x{less:X}`, which has the same 64 bits: ints wrap",)
 
 
 # Words of other languages for the reducers.

@@ -20,6 +20,7 @@ import numpy as np
 from compll.errors import Report
 from compll.frontend import ast, hints, scalars
 from compll.frontend.constants import integer_of
+from compll.frontend.draws import Draws
 from compll.frontend.scalars import KEY_PARTS, SCALAR
 from compll.frontend.scope import (
     POISONED,
@@ -33,7 +34,7 @@ from compll.frontend.scope import (
     nearest,
     unknown,
 )
-from compll.frontend.vectors import OPERATORS
+from compll.frontend.vectors import OPERATORS, check_scatter
 from compll.ir import nodes, semantics
 from compll.ir.sizes import MAX_NODES, DataDependentError, LongSizeError, SizeError, scalar_of
 from compll.ir.types import (
@@ -51,7 +52,6 @@ from compll.ir.walk import free_vars, walk
 from compll.source import Span
 
 STATEMENTS = ("concat", "extract")
-LATER = ("gather", "zip", "scan", "histogram")
 BUILT_IN = (*SCALAR, *OPERATORS, *STATEMENTS)
 MAX_FLOAT = float(np.finfo(np.float32).max)
 _MAX_EXPANSION = 20_000
@@ -97,6 +97,7 @@ class Lowerer:
         self.sizes: dict[nodes.Var, nodes.Expr] = {}
         self._run_lambda = run_lambda
         self._sites: dict[int, int] = {}
+        self.draws = Draws()
         self._later_values: set[nodes.Var] = set()
         self._budget = _MAX_EXPANSION
         self._depth = 0
@@ -263,7 +264,9 @@ class Lowerer:
             case ast.Ternary():
                 condition, (yes, no) = both(
                     lambda: self.condition(tree.condition, frame),
-                    lambda: each((tree.yes, tree.no), lambda arm: self.scalar(arm, frame)),
+                    lambda: self.draws.apart(
+                        (tree.yes, tree.no), lambda arm: self.scalar(arm, frame)
+                    ),
                 )
                 kind = yes.type if yes.type == no.type else joined(yes.type, no.type)
                 return nodes.Select(
@@ -305,7 +308,7 @@ class Lowerer:
         if found is None:
             if tree.name in KEY_PARTS:
                 return scalars.key_part(self, tree.name, tree.span)
-            if tree.name in LATER:
+            if tree.name in hints.LATER:
                 raise self._later(tree.name, tree.span)
             raise self.refuse(
                 "E201",
@@ -411,6 +414,8 @@ class Lowerer:
         if tree.name in SCALAR:
             return scalars.call(self, tree, frame)
         if tree.name in OPERATORS:
+            if tree.name == "scatter":
+                check_scatter(self, tree)  # elsewhere it helps nobody to move it out of a lambda
             if frame.is_lambda:
                 note = "help: compute it before the lambda; the lambda captures it"
                 raise self.refuse("E404", f"`{tree.name}` inside a lambda", tree.name_span, note)
@@ -426,7 +431,7 @@ class Lowerer:
             raise self.refuse(
                 "E511", f"`{tree.name}` is not a value", tree.name_span, f"help: `{form};`"
             )
-        if tree.name in LATER:
+        if tree.name in hints.LATER:
             raise self._later(tree.name, tree.name_span)
         raise self.refuse(
             "E202",
@@ -447,9 +452,8 @@ class Lowerer:
 
     def _later(self, name: str, span: Span) -> Refused:
         note = f"note: this version has {', '.join(sorted(BUILT_IN))}"
-        return self.refuse(
-            "E204", f"`{name}` belongs to CompLL, but this version does not have it", span, note
-        )
+        message = f"`{name}` belongs to CompLL, but this version does not have it"
+        return self.refuse("E204", message, span, note, hints.later(name))
 
     def arity(self, tree: ast.Call, *counts: int) -> None:
         """Refuses a call with another number of arguments."""
@@ -468,13 +472,17 @@ class Lowerer:
             help_line = f"help: give it what the lambda on line {line} takes"
             raise self.refuse("E303", message, tree.span, help_line)
         function, values = both(
-            lambda: self.lambda_(found, frame, frame.position),
+            lambda: self._called(tree, found, frame),
             lambda: each(tree.arguments, lambda argument: self.scalar(argument, frame)),
         )
         arguments = tuple(
             self.convert(v, p.type) for v, p in zip(values, function.params, strict=True)
         )
         return nodes.Apply(function.result.type, tree.span, function, arguments)
+
+    def _called(self, tree: ast.Call, found: Function, frame: Frame) -> nodes.Lambda:
+        with self.draws.call(tree.span):
+            return self.lambda_(found, frame, frame.position)
 
     def site(self, tree: ast.Call) -> int:
         """The number of a call that draws noise, by its place in the text."""

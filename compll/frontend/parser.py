@@ -558,7 +558,8 @@ class _Parser:
         if token.kind == "float":
             return ast.Number(token.span, float(token.text))
         if len(token.text) > 19 or int(token.text) >= 1 << 63:
-            self._report.add("E308", "an integer must be less than 2^63", token.span)
+            notes = hints.wrapped(token.text, self._report.text(token.span))
+            self._report.add("E308", "an integer must be less than 2^63", token.span, *notes)
             return ast.Number(token.span, 0)
         return ast.Number(token.span, int(token.text))
 

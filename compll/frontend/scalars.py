@@ -82,6 +82,13 @@ def _random(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
     check_key(lower, tree)
     lower.arity(tree, 2)
     site = lower.site(tree)
+    again = lower.draws.again(frame.position, site)
+    if again is not None:
+        message = "this call reaches a `random` that its element has reached before"
+        line = lower.report.line(tree.span)
+        note = f"note: the `random` on line {line} gives an element the same number each time"
+        help_line = "help: write a `random` for each number, or draw one into a variable"
+        raise lower.refuse("E402", message, again, note, help_line)
     if kind.name == "int":
         low, high = each(
             tree.arguments, lambda bound: lower.integer(bound, frame, "a bound of `random<int>`")

@@ -12,8 +12,8 @@ where it is false.
 from dataclasses import dataclass
 
 from compll.errors import Report
-from compll.frontend import ast
-from compll.frontend.lower import LATER, STATEMENTS, Frame, Lowerer
+from compll.frontend import ast, hints
+from compll.frontend.lower import STATEMENTS, Frame, Lowerer
 from compll.frontend.scalars import KEY_PARTS
 from compll.frontend.scope import (
     POISONED,
@@ -111,9 +111,9 @@ class Statements:
     def refuse_expression(self, statement: ast.Stmt) -> None:
         """Refuses an expression that stands alone."""
         value = statement.value if isinstance(statement, ast.Evaluate) else None
-        if isinstance(value, ast.Call) and value.name in LATER:
+        if isinstance(value, ast.Call) and value.name in hints.LATER:
             message = f"`{value.name}` belongs to CompLL, but this version does not have it"
-            raise self.lowerer.refuse("E204", message, value.name_span)
+            raise self.lowerer.refuse("E204", message, value.name_span, hints.later(value.name))
         if isinstance(value, ast.Call) and value.name in STATEMENTS:
             message = f"`{value.name}` is not allowed here"
             instead = _PLACES[value.name, self.lowerer.is_decode]
@@ -239,14 +239,20 @@ class Statements:
             is_good, value = False, nodes.Const(BOOL, span, True)  # to see what is in the arms
         condition = lower.bind(frame, "c", value, span)
         before = dict(frame.scope.names)
+        drawn = lower.draws.reached
+        reached = drawn
         ends = []
         self._branches += 1
         for body in (statement.yes, statement.no):
             frame.scope.names = dict(before)
+            lower.draws.reached = drawn
             end = _State(state.done, state.result)
             with lower.nested(statement.span):
                 is_good = self._block(body, frame, end, kind) and is_good
             ends.append((frame.scope.names, end))
+            if end.done is not True:  # what comes next is no path from an arm that has returned
+                reached |= lower.draws.reached
+        lower.draws.reached = reached
         self._branches -= 1
         (yes_names, yes), (no_names, no) = ends
         merged: dict[str, Variable | Function] = {}

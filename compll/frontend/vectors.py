@@ -211,10 +211,14 @@ def _sample(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
     return nodes.Sample(source.type, tree.span, source, count, lower.site(tree))
 
 
-def _scatter(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
+def check_scatter(lower: "Lowerer", tree: ast.Call) -> None:
+    """Refuses a `scatter` in an Encode."""
     if not lower.is_decode:
         note = "help: move it to the Decode, which refuses a packet with wrong indices"
         raise lower.refuse("E406", "`scatter` outside a Decode", tree.name_span, note)
+
+
+def _scatter(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
     (size, indices), (values, counts) = both(
         lambda: both(
             lambda: _count(lower, tree.arguments[0], frame, "the size of a `scatter`"),

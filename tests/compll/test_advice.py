@@ -92,6 +92,8 @@ def test_trunc_is_a_declaration():
 
 
 NORM = "sqrt(reduce(map(v, [&](float x) -> float { return x * x; }), 0, sum))"
+ZIPPED = "map(range(v.size), [&](int i) -> float { return v[i] + w[i]; })"
+COUNT = "reduce(map(v, [&](float x) -> int { return x < 1; }), 0, sum)"
 LAST = (
     "float top = reduce(v, v[0], {}); int a = reduce(map(range(v.size), [&](int i) -> int {{ "
     "return v[i] == top ? i : v.size; }}), v.size, min)"
@@ -121,6 +123,24 @@ def test_what_the_argmax_of_the_advice_is():
     program = compll.compile_text(encoder(text), "foo")
     x = np.array([1, 7, -3, 7, 2], np.float32)
     assert compll.Reference(program).encode(x)[-4:].view(np.uint32) == [1]
+
+
+@pytest.mark.parametrize(
+    ("name", "advice", "right"),
+    [
+        ("gather", "`map(indices, [&](int i) -> float { return v[i]; })`", "float a = 0;"),
+        ("zip", f"`{ZIPPED}`", f"float* w = v; float* a = {ZIPPED};"),
+        ("scan", "nothing stands in its place", "float a = 0;"),
+        ("histogram", f"as in `{COUNT}`", f"int a = {COUNT};"),
+    ],
+)
+def test_what_stands_in_the_place_of_what_there_is_not(name, advice, right):
+    ends = (
+        f"float* v = gradient; {one} out = concat(v);" for one in (f"float a = {name}(v);", right)
+    )
+    check(encoder(next(ends)), "E204", advice, encoder(next(ends)))
+    [(code, _, notes)] = found(encoder(f"{name}(gradient); out = concat(gradient);"))
+    assert code == "E204" and advice in notes
 
 
 @pytest.mark.parametrize("name", ["gather", "zip", "scan", "histogram"])
@@ -191,8 +211,8 @@ def test_names_in_the_place_of_a_lambda(wrong, code, advice, right):
         (
             "float n = gradient.mean();",
             "E101",
-            "write `reduce(v, 0, sum) / v.size`",
-            "float n = reduce(gradient, 0, sum) / gradient.size;",
+            "write `reduce(v, 0, sum) / max(v.size, 1)`",
+            "float n = reduce(gradient, 0, sum) / max(gradient.size, 1);",
         ),
         ("float* n = gradient.abs();", "E101", "write a `map` or a `reduce`", ""),
         ("std::vector<float> v;", "E101", "vectors are `float*`", "float* v = gradient;"),
@@ -217,6 +237,22 @@ def test_names_in_the_place_of_a_lambda(wrong, code, advice, right):
         ("float x = 2 > 1 ? std::abs(2) : 3;", "E101", "write `abs` alone", "float x = abs(2);"),
         ("float x = 2 ** 3;", "E101", "write x * x", "float x = 3 * 3;"),
         ("float x = (float)3;", "E101", "a declaration converts: write `float x", "float x = 3;"),
+        (
+            "float n = 1; if (n = 0) { n = 2; }",
+            "E101",
+            "compare with `==`",
+            "float n = 1; if (n == 0) { n = 2; }",
+        ),
+        ("float n = 1; int a = (n = 0);", "E101", "compare with `==`", "int a = (1 == 0);"),
+        ("float n = -INFINITY;", "E201", "write `1.0 / 0`", "float n = -1.0 / 0;"),
+        (
+            "int h = gradient.size * 0x9E3779B97F4A7C15;",
+            "E308",
+            "write it as `-0x61C8864680B583EB`, which has the same 64 bits",
+            "int h = gradient.size * -0x61C8864680B583EB;",
+        ),
+        ("int h = 0x8000000000000000;", "E308", "nearer to 0", ""),
+        ("int h = 0x1FFFFFFFFFFFFFFFF;", "E003", "0xC", ""),
         ("float x = int(3);", "E101", "a declaration converts: write `int x", "int x = 3;"),
     ],
 )

@@ -213,3 +213,41 @@ def test_long_lengths():
 def test_widths_do_not_depend_on_the_gradient():
     found = refused("uint<gradient.size> x = 0; out = concat(x);")
     assert found == [("E304", "a width must be made of numbers and parameters")]
+
+
+ROUNDED = "lambda_func rounded = [&](float x) -> int { return floor(x + random<float>(0, 1)); }"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return x < 0 ? -rounded(-x) : x < 1 ? rounded(x) : 2 * rounded(x);",
+        "if (x < 0) { return -rounded(-x); } return rounded(x);",
+        "if (x < 0) { if (x < -1) { return -rounded(-x); } } else { return rounded(x); } "
+        "return rounded(x);",
+        "float y = 0; if (x < 0) { y = -rounded(-x); } else { y = rounded(x); } return y;",
+    ],
+)
+def test_an_element_reaches_a_random_once_on_each_path(body):
+    function = f"[&](float x) -> float {{ {body} }}"
+    # Two maps may call the same lambda: that is how a state knows what was sent.
+    text = encoder(f"{ROUNDED} out = concat(map(gradient, {function}), map(gradient, {function}));")
+    packet = compll.Reference(compll.compile_text(text, "foo")).encode(X)[PREFIX:]
+    first, second = np.split(packet.view(np.float32), 2)
+    np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return rounded(x) - rounded(x + 7);",
+        "float y = rounded(x); if (x < 0) { y = 1; } return y + rounded(x);",
+        "float y = 0; if (x < 0) { y = rounded(x); } return y + rounded(x);",
+        "if (rounded(x) > 0) { return 1; } return rounded(x);",
+        "return (x < 0 ? rounded(x) : 0) + rounded(x);",
+        "return rounded(x) > 0 ? rounded(x) : 0;",
+    ],
+)
+def test_an_element_reaches_no_random_twice(body):
+    found = refused(f"{ROUNDED} out = concat(map(gradient, [&](float x) -> float {{ {body} }}));")
+    assert [code for code, _ in found] == ["E402"]

@@ -8,6 +8,7 @@ import types
 import numpy as np
 import pytest
 
+from tests.ops.test_tried import RUNNING
 from tests.strategies.test_hierarchical_ps import (
     SITES,
     _configs,
@@ -15,6 +16,7 @@ from tests.strategies.test_hierarchical_ps import (
     serving,
     write_configs,
 )
+from tests.support import hurried
 from tests.support.ranks import ranks, run_parties
 from tf_hips.errors import ConfigError
 
@@ -494,6 +496,26 @@ def test_the_momentum_of_a_codec_is_refused(compression, is_refused):
         model.compile("sgd", "mse")
     told = r"must be without momentum under a loop.*`dgc\(momentum=0\)`.*compression=.*dgc"
     refused = pytest.raises(ConfigError, match=told) if is_refused else contextlib.nullcontext()
+    with refused:
+        FedAvg(model, strategy, local_steps=2)
+
+
+@pytest.mark.parametrize("decay", [0.9, 0.3])
+def test_the_momentum_of_a_codec_of_ones_own_is_refused(decay, tmp_path, monkeypatch):
+    """Its parameter has another name, so it is tried; a little more than once is let through."""
+    import keras
+
+    from tf_hips.loops import FedAvg
+    from tf_hips.strategies import CompressedRing
+
+    hurried.cache_of_its_own(tmp_path, monkeypatch)
+    (tmp_path / "running.pse").write_text(RUNNING)
+    strategy = CompressedRing(f"{tmp_path}/running.pse(decay={decay})")
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+        model.compile("sgd", "mse")
+    told = r"must be without momentum under a loop.*sends a movement 9\.9[0-9] times over.*running"
+    refused = pytest.raises(ConfigError, match=told) if decay == 0.9 else contextlib.nullcontext()
     with refused:
         FedAvg(model, strategy, local_steps=2)
 

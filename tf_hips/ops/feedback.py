@@ -38,10 +38,11 @@ def check(inner: "Compressor | None", params: Collection[tuple[str, int | float]
             f"Received: inner={inner and inner.text}, params={params}"
         )
     algorithm = jit.algorithm(inner.name)
-    if algorithm.is_loaded and growth.diverges(inner):
+    size = growth.diverges_at(inner) if algorithm.is_loaded else None
+    if size is not None:
         raise ValueError(
-            "`error_feedback` must wrap a codec that loses less than it is given; around "
-            f"this one residuals grow without bound. Received: {inner.text}"
+            "`error_feedback` must wrap a codec that loses less than it is given; around this one, "
+            f"in a tensor of {size} elements, residuals grow without bound. Received: {inner.text}"
         )
     for name, least in algorithm.feedback_minimum:
         if dict(inner.params)[name] < least:

@@ -21,6 +21,8 @@ import tensorflow as tf
 
 from tf_hips.comm import primitives
 from tf_hips.errors import ConfigError, ProtocolError
+from tf_hips.ops import registry
+from tf_hips.ops.repeats import times_sent
 from tf_hips.strategies.gradients import Gradient, GradientSum, Summing
 
 if TYPE_CHECKING:
@@ -34,6 +36,9 @@ LEVELS = (PARTY, WORKER)
 Correction = Callable[[Sequence[tf.Tensor], Sequence[tf.Variable]], list[tf.Tensor]]
 # Raises if the loop does not exchange what a step trains.
 CheckStep = Callable[[Sequence[tf.Variable]], None]
+
+# How often a codec may send a movement: a residual sends it once, or overshoots a little.
+_MOST_TIMES = 1.5
 
 # What an encoder keeps of its own input, and not of what it merges for others.
 _OF_THE_SENDER = ("residual", "state", "uplink_")
@@ -55,7 +60,7 @@ def member(strategy: "PartyStrategy", level: str) -> tuple[int, int]:
 
 
 def _check_momentum(strategy: "PartyStrategy", level: str) -> None:
-    """Raises a ConfigError where a movement would be sent as a running mean of movements."""
+    """Raises a ConfigError where a movement would be sent as a mean of movements, or many times."""
     codecs = strategy._codecs()
     if strategy.has_server and level == PARTY:
         # What is summed in the party are the gradients of each step.
@@ -65,13 +70,17 @@ def _check_momentum(strategy: "PartyStrategy", level: str) -> None:
         if codec is None:
             continue
         has_own = dict(codec.codec.params).get("momentum", 0) > 0  # as dgc has
-        if codec.has_momentum or has_own:
+        is_tried = registry.holds(codec.codec.name) and codec.codec.has_state
+        times = times_sent(codec.codec) if is_tried else 1.0
+        if codec.has_momentum or has_own or times > _MOST_TIMES:
             others = "; `dgc(momentum=0)` and `error_feedback(topk(...))` have none"
+            if times > _MOST_TIMES:
+                others += f". This codec sends a movement {times:.3g} times over"
             raise ConfigError(
                 f"`{name}` must be without momentum under a loop of tf_hips.loops, which sends how "
                 "far local steps have moved the weights, and not gradients: give the optimizer of "
                 "the local steps a momentum, or the rule of the server"
-                f"{others if has_own else ''}. Received: {name}={codec.text}"
+                f"{'' if codec.has_momentum else others}. Received: {name}={codec.text}"
             )
 
 
