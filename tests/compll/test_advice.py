@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import compll
-from tests.compll.support import encoder
+from tests.compll.support import compiled, encoder
 
 
 def found(text):
@@ -47,6 +47,26 @@ TWO_READS = (
 def test_vectors_that_are_read_too_often():
     advice = "computed again at every `v[j]`: read it once, into a variable, as in `float a = v[j]"
     check(stages(5, MANY_READS), "E102", advice, stages(5, TWO_READS))
+
+
+@pytest.mark.heavy  # a run of g++ where the cache is empty
+def test_vectors_that_are_stored():
+    """Transforms of many stages, which have too many operations without."""
+    keep = "filter({}, [&](float x) -> uint1 {{ return 1; }});"
+    wrong = right = stages(8, TWO_READS)
+    for old in ("x2", "x4", "x6"):
+        right = right.replace(f"{old}[", f"kept_{old}[")
+        next_one = f"float* x{int(old[1]) + 1} ="
+        stored = f"float* kept_{old} = {keep.format(old)}\n"
+        right = right.replace(next_one, stored + next_one)
+    advice = f"or store it, by a filter that keeps all: `float* w = {keep.format('v')}`"
+    check(wrong, "E102", advice, right)
+    program = compll.compile_text(right, "small")
+    x = np.random.default_rng(0).integers(-9, 9, 512).astype(np.float32)
+    signs = np.array([[(-1) ** (i & j).bit_count() for i in range(256)] for j in range(256)])
+    expected = (x.reshape(2, 256) @ signs).astype(np.float32)
+    for back_end in (compll.Reference(program), compiled(program)):
+        np.testing.assert_array_equal(back_end.encode(x)[16:].view(np.float32), expected.ravel())
 
 
 def test_steps_are_better_in_one_lambda():
