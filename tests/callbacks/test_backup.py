@@ -216,6 +216,46 @@ def test_a_fit_does_not_take_up_the_backup_of_a_later_one(tmp_path, monkeypatch,
     assert told in caplog.text
 
 
+def test_behind_a_server_the_backups_stay_until_the_run_is_left(tmp_path, monkeypatch):
+    from tf_hips.callbacks.peers import Peers
+
+    class Backups:
+        """Those of a strategy whose server waits for parties that are killed."""
+
+        def __init__(self):
+            self.actions = []
+
+        def place(self):
+            return None
+
+        def is_lacking(self):
+            return False
+
+        def offer(self, newest):
+            self.newest = newest
+
+        def when_left(self, action):
+            self.actions.append(action)
+
+    known, folder = Backups(), tmp_path / "backup"
+    monkeypatch.setattr(Peers, "backups", known)
+    train(build(), callbacks(folder, save_freq=4)[1], epochs=1)
+    # All steps were made, and who is killed now finds its way to their end; others, too.
+    assert known.newest() == folder / "00000001-epoch-0-step-4"
+    # Another run of this process begins at its beginning.
+    done, used = callbacks(folder, save_freq=4)
+    train(build(), used, epochs=1)
+    assert len(done) == STEPS
+    assert [one.name for one in folder.iterdir()] == ["00000001-epoch-0-step-4"]
+    for action in known.actions:
+        action()
+    assert not folder.exists()
+    # What was stopped before its end stays in any case.
+    known.actions.clear()
+    train(build(), [*callbacks(folder)[1], stopping_at(0)])
+    assert not known.actions
+
+
 def test_other_frozen_layers_are_noticed(tmp_path):
     with pytest.raises(Stop):
         train(build(), callbacks(tmp_path, stop_at=1, stop_when="epoch begins")[1])

@@ -2,6 +2,7 @@
 """A strategy with a connection to a server: what moves over it."""
 
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import numpy as np
@@ -25,6 +26,7 @@ class ConnectedStrategy(GroupedStrategy):
     _num_gathers = 0
     _gathered_bytes = 0
     _seconds_in_rounds = 0.0
+    _when_left: tuple[Callable[[], None], ...] = ()  # called when the run was left in peace
     _is_resumed = False  # this process has taken over where its backup was made
 
     def _together(self) -> Welcome | None:

@@ -234,10 +234,14 @@ class HierarchicalPS(ConnectedStrategy):
                 error = self.failures.first or error
             if reason is None:
                 reason = exits.reason(error)
+            # Where the run has ended for all, others may want to go on from what is kept here.
+            is_in_peace = reason is None and self.client.ended("Leave") is None
             if reason is not None and self.config.comes_back:
                 self.client.close()
             else:
                 self.client.leave(reason)
+            if is_in_peace:
+                self._drop_kept()
             sent, received = self._read_bytes()
             self.write_event(
                 "left",
@@ -248,6 +252,14 @@ class HierarchicalPS(ConnectedStrategy):
                 gathered_bytes=self._gathered_bytes,
             )
         self.events.close()
+
+    def _drop_kept(self) -> None:
+        """Lets go of what a process that comes back would have needed."""
+        for action in self._when_left:
+            try:
+                action()
+            except OSError as error:
+                log.warning("What was kept to come back to the run is still there: %s", error)
 
     def _join(self, wanted: UpdateRule | None) -> None:
         facts = on_rank_0(lambda: self._join_server(wanted))
