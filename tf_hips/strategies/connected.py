@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 
 import numpy as np
 
+from tf_hips import log
 from tf_hips.comm import watchdog
 from tf_hips.errors import ProtocolError
 from tf_hips.ps.client.shards import Connection
@@ -28,11 +29,41 @@ class ConnectedStrategy(GroupedStrategy):
     _seconds_in_rounds = 0.0
     _when_left: tuple[Callable[[], None], ...] = ()  # called when the run was left in peace
     _is_resumed = False  # this process has taken over where its backup was made
+    _takes_part = False  # it has agreed on the model, or gathered since it has taken over
 
     def _together(self) -> Welcome | None:
         """What the run is, where all parties keep step; None: this one is by itself."""
         is_apart = self.rule is not None and self.rule.is_asynchronous
         return None if is_apart or self._apart else self.welcome
+
+    def _has_place(self) -> bool:
+        """Whether the run ends where this process fails.
+
+        One that has come back, and has done nothing yet, has changed nothing: others wait as they
+        do for one that was killed, so that its site can be started as it must be.
+        """
+        return self.welcome is None or not self.welcome.is_back or self._takes_part
+
+    def _leave(self, client: Connection, reason: str | None) -> None:
+        """Leaves the run; only goes where another process can take this one's place."""
+        has_ended = client.ended("Leave") is not None
+        if reason is not None and (self.config.comes_back or not self._has_place()):
+            if not (self.config.comes_back or has_ended):
+                log.warning(
+                    "This process had come back, and fails before it has done anything. The run "
+                    "goes on without it: start it again as it must be, before the server gives "
+                    "this site up (`--lost-after`)."
+                )
+            client.close()
+            return
+        client.leave(reason)
+        if reason is not None or has_ended:
+            return  # others may want to go on from what is kept here
+        for action in self._when_left:
+            try:
+                action()
+            except OSError as error:
+                log.warning("What was kept to come back to the run is still there: %s", error)
 
     def _connected(self) -> Connection:
         if self.client is None or self._is_closed:

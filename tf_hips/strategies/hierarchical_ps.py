@@ -220,7 +220,8 @@ class HierarchicalPS(ConnectedStrategy):
     def close(self, reason: str | None = None) -> None:
         """Leaves the run; a reason, or an error that is on its way out, ends it for all parties.
 
-        Called at the exit of the process; later calls do nothing.
+        Not where this process has come back and has not begun to do its part: then the run goes on,
+        and waits for another one. Called at the exit of the process; later calls do nothing.
         """
         if self._is_closed:
             return
@@ -234,14 +235,7 @@ class HierarchicalPS(ConnectedStrategy):
                 error = self.failures.first or error
             if reason is None:
                 reason = exits.reason(error)
-            # Where the run has ended for all, others may want to go on from what is kept here.
-            is_in_peace = reason is None and self.client.ended("Leave") is None
-            if reason is not None and self.config.comes_back:
-                self.client.close()
-            else:
-                self.client.leave(reason)
-            if is_in_peace:
-                self._drop_kept()
+            self._leave(self.client, reason)
             sent, received = self._read_bytes()
             self.write_event(
                 "left",
@@ -252,14 +246,6 @@ class HierarchicalPS(ConnectedStrategy):
                 gathered_bytes=self._gathered_bytes,
             )
         self.events.close()
-
-    def _drop_kept(self) -> None:
-        """Lets go of what a process that comes back would have needed."""
-        for action in self._when_left:
-            try:
-                action()
-            except OSError as error:
-                log.warning("What was kept to come back to the run is still there: %s", error)
 
     def _join(self, wanted: UpdateRule | None) -> None:
         facts = on_rank_0(lambda: self._join_server(wanted))
@@ -366,8 +352,9 @@ class HierarchicalPS(ConnectedStrategy):
             )
 
     def _note_failure(self, error: BaseException) -> None:
-        if self.client is not None and not self._is_closed and not self.config.comes_back:
-            self.client.failed(f"{type(error).__name__}: {error}")
+        client = None if self._is_closed or self.config.comes_back else self.client
+        if client is not None and self._has_place():
+            client.failed(f"{type(error).__name__}: {error}")
 
     def _over_parties(
         self, tensors: Sequence[tf.Tensor], label: str, operation: str | Sequence[str] = "sum"
@@ -394,6 +381,7 @@ class HierarchicalPS(ConnectedStrategy):
         with watchdog.doing("a sum over the parties", has_deadline=True):
             payloads = self._connected().gather(self._num_gathers, label, payload)
         self._num_gathers += 1
+        self._takes_part = self._takes_part or self._is_resumed
         self._gathered_bytes += len(payload)
         return payloads
 
@@ -530,6 +518,7 @@ class HierarchicalPS(ConnectedStrategy):
         on_rank_0(lambda: self._agree_model(made.gradients, first))
         made.step.assign(first)
         self._open_round(first)
+        self._takes_part = True
 
     def _agree_model(self, gradients: Sequence[Gradient], first_round: int) -> None:
         self._connected().agree_model([gradient.shape for gradient in gradients], first_round)
