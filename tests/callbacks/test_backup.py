@@ -526,3 +526,42 @@ def test_a_damaged_backup_is_named_and_the_one_before_goes_on(tmp_path, uninterr
     model, history = uninterrupted
     resumed = build()
     assert_same(model, history, resumed, train(resumed, callbacks(tmp_path)[1]))
+
+
+def flipped(content):
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 0xFF]) + content[middle + 1 :]
+
+
+def test_whatever_is_damaged_and_however_the_backup_is_named(tmp_path):
+    import keras
+
+    import tf_hips
+    from tf_hips.errors import ConfigError
+
+    def run(*more):
+        strategy = tf_hips.CompressedRing(compression="error_feedback(onebit)")
+        with strategy.scope():
+            model = build(optimizer="sgd")
+        early = keras.callbacks.EarlyStopping("loss", patience=9, restore_best_weights=True)
+        backup = tf_hips.callbacks.BackupAndRestore(tmp_path, save_freq=4, keep=1)
+        rows = {"x": tf_hips.shard(data(), 4)}
+        train(model, [early, backup, *more], epochs=2, rows=rows)
+
+    run(stopping_at(1, 3))
+    [backup] = tmp_path.iterdir()
+    files = sorted(backup.iterdir())
+    assert {one.name.partition(".")[0] for one in files} == {
+        "best-weights-0", "meta", "rank-0", "shared"
+    }  # fmt: skip
+    for file in files:
+        whole = file.read_bytes()
+        # A byte of a text may be any other, and one of an index may be no part of it.
+        ways = [whole[: len(whole) // 2]] + [flipped(whole)] * (".data" in file.name)
+        for content in ways:
+            file.write_bytes(content)
+            with pytest.raises(ConfigError, match=f"must be whole; .*{backup.name}.*, damaged"):
+                run()
+        file.write_bytes(whole)
+    run()
+    assert not tmp_path.exists()

@@ -23,7 +23,7 @@ import contextlib
 import functools
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -448,7 +448,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             lambda: told.update(read_json(place / f"rank-{self._peers.rank}.json"))
         )
         others.remind(self._others, told["callbacks"])
-        others.read_best_weights(place, self._others)
+        self._peers.together(lambda: self._read_best_weights(place))
         if "epoch" in told and getattr(self.model, "history", None) is not None:
             self.model.history.epoch = told["epoch"]
             self.model.history.history = told["history"]
@@ -468,21 +468,35 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _read(self, backup: Backup, shared: list[Entry], own: list[Entry]) -> None:
         place = self._folder.place(backup)
-        try:
+        with _naming(place):
             snapshot.read(place / "shared", shared)
             snapshot.read(place / f"rank-{self._peers.rank}", own)
-        except (tf.errors.NotFoundError, tf.errors.PermissionDeniedError):
-            raise  # it may well be whole
-        except tf.errors.OpError as error:
-            raise damaged(place, error) from error
 
     def _read_state(self, backup: Backup) -> None:
         if self._peers.strategy is not None:
-            path = self._folder.place(backup) / f"rank-{self._peers.rank}.strategy"
+            place = self._folder.place(backup)
+            path = place / f"rank-{self._peers.rank}.strategy"
             state = self._peers.strategy.state.of_model(self.model)
-            # Lists of gradients that are not there yet take their values when they come; where no
-            # step is left they never do, which TensorFlow would warn of.
-            tf.train.Checkpoint(state=state).read(str(path)).expect_partial()
+            with _naming(place):
+                # Lists of gradients that are not there yet take their values when they come; where
+                # no step is left they never do, which TensorFlow would warn of.
+                snapshot.check_whole(path)
+                tf.train.Checkpoint(state=state).read(str(path)).expect_partial()
+
+    def _read_best_weights(self, place: Path) -> None:
+        with _naming(place):
+            others.read_best_weights(place, self._others)
+
+
+@contextlib.contextmanager
+def _naming(place: Path) -> Iterator[None]:
+    """While files of a backup are read by TensorFlow: what is damaged is said as what it is."""
+    try:
+        yield
+    except (tf.errors.NotFoundError, tf.errors.PermissionDeniedError):
+        raise  # it may well be whole
+    except (tf.errors.OpError, IndexError) as error:  # IndexError: a file that is too short
+        raise damaged(place, error) from error
 
 
 def _clear(folder: BackupFolder, directory: Path) -> None:
