@@ -149,7 +149,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         resuming.go_on(self.model, backup.epoch, backup.step)
         self._outer_epoch = self.model._initial_epoch
         self.model._initial_epoch = backup.epoch
-        log.info("Goes on at step %d of epoch %d.", backup.step, backup.epoch + 1)
+        if self._peers.rank == 0:  # a warning, because workers show nothing less
+            log.warning("Goes on at step %d of epoch %d.", backup.step, backup.epoch + 1)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Leaves out the steps of a resumed epoch that have been done."""

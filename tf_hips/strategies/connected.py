@@ -44,6 +44,21 @@ class ConnectedStrategy(GroupedStrategy):
         """
         return self.welcome is None or not self.welcome.is_back or self._takes_part
 
+    def _tell_repeated(self, first_round: int) -> None:
+        """Says so where rounds are done again from their beginning, for want of a backup."""
+        welcome = self.welcome
+        if welcome is None or not welcome.is_back or self._is_resumed:
+            return
+        if welcome.newest > first_round:
+            log.warning(
+                "Run %s goes on, and there is no backup here: rounds %d to %d are done again, with "
+                "what was sent then. For a script that was changed, give the run another name "
+                "(`--run`), or remove what the server keeps of it (`--state`).",
+                self.config.run,
+                first_round,
+                welcome.newest,
+            )
+
     def _leave(self, client: Connection, reason: str | None) -> None:
         """Leaves the run; only goes where another process can take this one's place."""
         has_ended = client.ended("Leave") is not None

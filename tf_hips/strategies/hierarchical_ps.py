@@ -522,6 +522,7 @@ class HierarchicalPS(ConnectedStrategy):
 
     def _agree_model(self, gradients: Sequence[Gradient], first_round: int) -> None:
         self._connected().agree_model([gradient.shape for gradient in gradients], first_round)
+        self._tell_repeated(first_round)
         num_elements = sum(gradient.num_elements for gradient in gradients)
         self.write_event(
             "model", num_elements=num_elements, num_tensors=len(gradients), round=first_round
