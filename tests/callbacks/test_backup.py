@@ -216,6 +216,46 @@ def test_a_fit_does_not_take_up_the_backup_of_a_later_one(tmp_path, monkeypatch,
     assert told in caplog.text
 
 
+def test_behind_a_server_the_backups_stay_until_the_run_is_left(tmp_path, monkeypatch):
+    from tf_hips.callbacks.peers import Peers
+
+    class Backups:
+        """Those of a strategy whose server waits for parties that are killed."""
+
+        def __init__(self):
+            self.actions = []
+
+        def place(self):
+            return None
+
+        def is_lacking(self):
+            return False
+
+        def offer(self, newest):
+            self.newest = newest
+
+        def when_left(self, action):
+            self.actions.append(action)
+
+    known, folder = Backups(), tmp_path / "backup"
+    monkeypatch.setattr(Peers, "backups", known)
+    train(build(), callbacks(folder, save_freq=4)[1], epochs=1)
+    # All steps were made, and who is killed now finds its way to their end; others, too.
+    assert known.newest() == folder / "00000001-epoch-0-step-4"
+    # Another run of this process begins at its beginning.
+    done, used = callbacks(folder, save_freq=4)
+    train(build(), used, epochs=1)
+    assert len(done) == STEPS
+    assert [one.name for one in folder.iterdir()] == ["00000001-epoch-0-step-4"]
+    for action in known.actions:
+        action()
+    assert not folder.exists()
+    # What was stopped before its end stays in any case.
+    known.actions.clear()
+    train(build(), [*callbacks(folder)[1], stopping_at(0)])
+    assert not known.actions
+
+
 def test_other_frozen_layers_are_noticed(tmp_path):
     with pytest.raises(Stop):
         train(build(), callbacks(tmp_path, stop_at=1, stop_when="epoch begins")[1])
@@ -486,3 +526,42 @@ def test_a_damaged_backup_is_named_and_the_one_before_goes_on(tmp_path, uninterr
     model, history = uninterrupted
     resumed = build()
     assert_same(model, history, resumed, train(resumed, callbacks(tmp_path)[1]))
+
+
+def flipped(content):
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 0xFF]) + content[middle + 1 :]
+
+
+def test_whatever_is_damaged_and_however_the_backup_is_named(tmp_path):
+    import keras
+
+    import tf_hips
+    from tf_hips.errors import ConfigError
+
+    def run(*more):
+        strategy = tf_hips.CompressedRing(compression="error_feedback(onebit)")
+        with strategy.scope():
+            model = build(optimizer="sgd")
+        early = keras.callbacks.EarlyStopping("loss", patience=9, restore_best_weights=True)
+        backup = tf_hips.callbacks.BackupAndRestore(tmp_path, save_freq=4, keep=1)
+        rows = {"x": tf_hips.shard(data(), 4)}
+        train(model, [early, backup, *more], epochs=2, rows=rows)
+
+    run(stopping_at(1, 3))
+    [backup] = tmp_path.iterdir()
+    files = sorted(backup.iterdir())
+    assert {one.name.partition(".")[0] for one in files} == {
+        "best-weights-0", "meta", "rank-0", "shared"
+    }  # fmt: skip
+    for file in files:
+        whole = file.read_bytes()
+        # A byte of a text may be any other, and one of an index may be no part of it.
+        ways = [whole[: len(whole) // 2]] + [flipped(whole)] * (".data" in file.name)
+        for content in ways:
+            file.write_bytes(content)
+            with pytest.raises(ConfigError, match=f"must be whole; .*{backup.name}.*, damaged"):
+                run()
+        file.write_bytes(whole)
+    run()
+    assert not tmp_path.exists()

@@ -62,6 +62,14 @@ KILLED = (
     .replace('metrics=["mae"])', "run_eagerly=True)")
     .replace("size=(256, 8)", "size=(64, 8)")
 )
+# The same, killed when all steps are made and the script goes on.
+KILLED_BEHIND = KILLED.replace("step == 12 and", "False and").replace(
+    "weights = b",
+    """if once("killed"):
+    os.kill(os.getpid(), signal.SIGKILL)
+strategy.gather_objects(rank, "what follows `fit`")
+weights = b""",
+)
 
 FEEDBACK = "error_feedback(onebit)"
 # Without TensorFlow: the training of tests/faults, with a backup every 5 rounds.
@@ -167,6 +175,22 @@ def test_a_keras_worker_comes_back_from_its_backup(tmp_path: Path) -> None:
     assert (back["site"], back["round"]) == ("party0", 10)
     rounds = [one["round"] for one in events if (one["event"], one["role"]) == ("round", "worker")]
     assert sorted({*rounds}) == [*range(16)]
+
+
+@pytest.mark.tf
+@pytest.mark.heavy
+@pytest.mark.timeout(180)
+def test_a_worker_that_is_killed_behind_its_fit_comes_back_to_its_end(tmp_path: Path) -> None:
+    options = ("--max-restarts", "1")
+    ends, printed = disturbed.train(
+        tmp_path, KILLED_BEHIND, "disturbed", parties=1, options=options
+    )
+    assert len(ends) == 1
+    assert "Site party0 has come back as another process" in printed
+    events = log.read_events(tmp_path / "logs")
+    [back] = [one for one in events if one["event"] == "came_back"]
+    assert back["round"] == 15  # of 16, so it makes the last one again
+    assert not (tmp_path / "backup").exists()
 
 
 @pytest.mark.tf

@@ -23,7 +23,7 @@ class Fake:
 
         self.rule, self.loan = rules.parse(rule), None
         self._told = told
-        self.bears_liars = self.rule.is_robust
+        self.bears_liars, self.is_back = self.rule.is_robust, False
         self.parties, self.workers = SITES, (1,) * len(SITES)
         self.paths, self.looks_at_leaves = SITES, self.rule.sketch is not None
         self.events: list[dict[str, Any]] = []
@@ -115,10 +115,10 @@ def test_parties_below_servers_without_a_robust_rule_doubt_as_those_below_one() 
 
 
 def test_the_length_of_fit_is_that_of_most_parties() -> None:
-    other = [[9, 0, 3], None, []]
+    other = [[9, 0, 3], None, [], {}]
     closing = closing_of(RULE, {0: other})
     closing._strategy.beginning.is_equal = lambda variables: True
-    weights = [[7, 0, 3], [1, 2], []]  # others have loaded weights, and this worker has not
+    weights = [[7, 0, 3], [1, 2], [], {}]  # others have loaded weights, and this worker has not
     with pytest.raises(ProtocolError, match="of this worker is not that of most parties"):
         closing_of(RULE, dict.fromkeys((1, 2, 4), weights)).on_train_begin()
     closing_of(RULE, {1: weights}).on_train_begin()
@@ -129,14 +129,14 @@ def test_the_length_of_fit_is_that_of_most_parties() -> None:
     with pytest.raises(ValueError, match="worker 0: 9 steps"):
         closing_of("mean", {0: other}).on_train_begin()
     with pytest.raises(ValueError, match="worker 0: epochs 0 to 4"):
-        closing_of("mean", {0: [[7, 0, 4], None, []]}).on_train_begin()
+        closing_of("mean", {0: [[7, 0, 4], None, [], {}]}).on_train_begin()
     closing = closing_of(RULE, {1: [["x"], None]})
     closing.on_train_begin()
     assert closing._strategy.events[0]["sites"] == ["b"]
 
 
 def beginning(steps: int | None, last: int = 3) -> list[Any]:
-    return [[steps, 0, last], None, []]
+    return [[steps, 0, last], None, [], {}]
 
 
 @pytest.mark.parametrize(

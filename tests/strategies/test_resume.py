@@ -336,8 +336,9 @@ def _parties(folder):
     history, steps = fit(model, "parties", folder)
     assert steps[0] == [1, 2]
     assert (history, bits(strategy, model)) == expected
-    assert not place.exists()
+    assert place.exists()  # for a process that is killed behind `fit`
     strategy.close()
+    assert not place.exists()
 
 
 def test_a_stopped_run_goes_on_in_new_processes(tmp_path):

@@ -497,7 +497,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_was_not(alone, tmp_path, monkey
 
 
 def test_a_run_whose_last_interval_is_cut_is_over(alone, tmp_path, monkeypatch, capsys):
-    from tf_hips.trainer.backing_up import Backup
+    from tf_hips.callbacks.folder import BackupFolder
 
     def train(steps=5):
         alone(
@@ -510,7 +510,7 @@ def test_a_run_whose_last_interval_is_cut_is_over(alone, tmp_path, monkeypatch, 
         )
 
     with monkeypatch.context() as killed:  # before it could delete its backups
-        killed.setattr(Backup, "_clear", lambda self: None)
+        killed.setattr(BackupFolder, "clear", lambda self: None)
         train()
     assert (tmp_path / "backup").exists()
     with pytest.raises(ConfigError, match=r"2 more are backed up in .*; give more `--epochs`"):

@@ -20,9 +20,10 @@ Invariant: a backup is whole or not seen (see `folder`), and all ranks take up t
 """
 
 import contextlib
+import functools
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +74,10 @@ class BackupAndRestore(keras.callbacks.Callback):
                 epochs.
             keep: backups to keep; the newest is taken up. Parties that stop at different moments
                 need 2.
-            delete_checkpoint: whether to delete the backups when `fit` has made its last epoch. One
-                that was stopped before (`model.stop_training`) leaves a backup.
+            delete_checkpoint: whether to delete the backups when `fit` has made its last epoch;
+                behind a server they stay until this process has left the run, so that one that is
+                killed behind `fit` loses nothing. One that was stopped before
+                (`model.stop_training`) leaves a backup.
 
         Raises:
             ValueError: an argument is out of range.
@@ -134,7 +137,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         choice = Choice(self._peers, self._folder, self._check)
         backup = choice.backup()
         self._is_back = choice.is_back
-        self._offer(self._newest)
+        self._offer(self._folder.newest)
         if backup is None:
             return
         self._peers.together(lambda: self._check(backup))
@@ -146,7 +149,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         resuming.go_on(self.model, backup.epoch, backup.step)
         self._outer_epoch = self.model._initial_epoch
         self.model._initial_epoch = backup.epoch
-        log.info("Goes on at step %d of epoch %d.", backup.step, backup.epoch + 1)
+        if self._peers.rank == 0:  # a warning, because workers show nothing less
+            log.warning("Goes on at step %d of epoch %d.", backup.step, backup.epoch + 1)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Leaves out the steps of a resumed epoch that have been done."""
@@ -207,47 +211,48 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._save(epoch + 1, 0)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Deletes the backups, when all workers have made the last epoch."""
-        self._offer(None)
+        """Deletes the backups, when all workers have made the last epoch.
+
+        Behind a server they are the only way back into the run, whose older rounds are forgotten:
+        they stay, for this party and for others, until it has been left.
+        """
         if self._resumed is not None:
             self.model._initial_epoch = self._outer_epoch
         resuming.begin_anew(self.model)
         # Of all parties, also those of a loop: the next run wants a backup of each, or of none.
         everyone = self._peers.gather_from_whole_run(self._has_ended(), "the end of the run")
-        if self._delete and all(everyone):
-            self._folder.note_over()
-            self._peers.on_first(self._clear)
+        if not (self._delete and all(everyone)):
+            return
+        self._folder.note_over()
+        clear = functools.partial(_clear, self._folder, self._directory)
+        if self._peers.backups is None:
+            self._peers.on_first(clear)
+        elif self._peers.rank == 0:
+            self._folder.keep()
+            self._peers.backups.when_left(clear)
 
     def _has_ended(self) -> bool:
         """Whether this worker has nothing left to train: not where something stopped it before."""
         num_epochs = (self.params or {}).get("epochs")
         return num_epochs is None or self._next_epoch >= num_epochs
 
-    def _offer(self, newest: Callable[[], Path] | None) -> None:
+    def _offer(self, newest: Callable[[], Path]) -> None:
         if self._peers.backups is not None and self._peers.rank == 0:
             self._peers.backups.offer(newest)
 
-    def _newest(self) -> Path:
-        """The newest backup, for another party; called by another thread."""
-        backups = self._folder.backups()
-        if not backups:
-            raise FileNotFoundError("no backup was made yet")
-        return self._folder.place(backups[-1])
-
     def _probe(self) -> None:
         """Raises now, not after an epoch, where the ranks do not see one directory."""
-        name = self._peers.on_first(self._folder.write_probe)
+
+        def begin() -> str:
+            self._folder.clear_kept()
+            return self._folder.write_probe()
+
+        name = self._peers.on_first(begin)
         try:
             self._peers.together(lambda: self._folder.find_probe(name))
         finally:
             if self._peers.rank == 0:
                 self._folder.drop_probe(name)
-
-    def _clear(self) -> None:
-        self._folder.clear()
-        if self._folder.path != self._directory:
-            with contextlib.suppress(OSError):
-                self._directory.rmdir()  # the last party does
 
     # Saving.
 
@@ -444,7 +449,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             lambda: told.update(read_json(place / f"rank-{self._peers.rank}.json"))
         )
         others.remind(self._others, told["callbacks"])
-        others.read_best_weights(place, self._others)
+        self._peers.together(lambda: self._read_best_weights(place))
         if "epoch" in told and getattr(self.model, "history", None) is not None:
             self.model.history.epoch = told["epoch"]
             self.model.history.history = told["history"]
@@ -464,21 +469,42 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _read(self, backup: Backup, shared: list[Entry], own: list[Entry]) -> None:
         place = self._folder.place(backup)
-        try:
+        with _naming(place):
             snapshot.read(place / "shared", shared)
             snapshot.read(place / f"rank-{self._peers.rank}", own)
-        except (tf.errors.NotFoundError, tf.errors.PermissionDeniedError):
-            raise  # it may well be whole
-        except tf.errors.OpError as error:
-            raise damaged(place, error) from error
 
     def _read_state(self, backup: Backup) -> None:
         if self._peers.strategy is not None:
-            path = self._folder.place(backup) / f"rank-{self._peers.rank}.strategy"
+            place = self._folder.place(backup)
+            path = place / f"rank-{self._peers.rank}.strategy"
             state = self._peers.strategy.state.of_model(self.model)
-            # Lists of gradients that are not there yet take their values when they come; where no
-            # step is left they never do, which TensorFlow would warn of.
-            tf.train.Checkpoint(state=state).read(str(path)).expect_partial()
+            with _naming(place):
+                # Lists of gradients that are not there yet take their values when they come; where
+                # no step is left they never do, which TensorFlow would warn of.
+                snapshot.check_whole(path)
+                tf.train.Checkpoint(state=state).read(str(path)).expect_partial()
+
+    def _read_best_weights(self, place: Path) -> None:
+        with _naming(place):
+            others.read_best_weights(place, self._others)
+
+
+@contextlib.contextmanager
+def _naming(place: Path) -> Iterator[None]:
+    """While files of a backup are read by TensorFlow: what is damaged is said as what it is."""
+    try:
+        yield
+    except (tf.errors.NotFoundError, tf.errors.PermissionDeniedError):
+        raise  # it may well be whole
+    except (tf.errors.OpError, IndexError) as error:  # IndexError: a file that is too short
+        raise damaged(place, error) from error
+
+
+def _clear(folder: BackupFolder, directory: Path) -> None:
+    folder.clear()
+    if folder.path != directory:
+        with contextlib.suppress(OSError):
+            directory.rmdir()  # the last party does
 
 
 def _is_sane(logs: Any) -> bool:

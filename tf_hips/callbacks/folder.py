@@ -32,6 +32,7 @@ _BEGAN = "began.json"
 # A remote file system may show a new file late.
 _PATIENCE_S = 10.0
 _over: collections.Counter[Path] = collections.Counter()
+_kept: set[Path] = set()  # left full by a run that is over, until this process has left its server
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -69,6 +70,15 @@ class BackupFolder:
     def note_over(self) -> None:
         """A run that used it is over, and leaves nothing."""
         _over[self.path.resolve()] += 1
+
+    def keep(self) -> None:
+        """What is in it leads only a process that comes back to the end of a run that is over."""
+        _kept.add(self.path.resolve())
+
+    def clear_kept(self) -> None:
+        """Deletes what `keep` has kept, before another run of this process uses the folder."""
+        if self.path.resolve() in _kept:
+            self.clear()
 
     def began(self, run: str, facts: dict[str, Any]) -> str:
         """The name with which a run began that is not over; `run` where it begins now.
@@ -128,6 +138,17 @@ class BackupFolder:
         """Where a whole backup is."""
         return self.path / backup.name
 
+    def newest(self) -> Path:
+        """Where the newest one is.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        backups = self.backups()
+        if not backups:
+            raise FileNotFoundError("no backup was made yet")
+        return self.place(backups[-1])
+
     def start(self, backup: Backup) -> Path:
         """Makes the folder to write a backup into; an unfinished one of that name is dropped."""
         place = self.draft(backup)
@@ -175,6 +196,7 @@ class BackupFolder:
             path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self.path.rmdir()
+        _kept.discard(self.path.resolve())
 
     def _sweep(self) -> None:
         if not self.path.is_dir():

@@ -52,10 +52,16 @@ class Backups(Protocol):
     def fetch(self, intake: Intake) -> None:
         """Fetches another party's newest backup of this run; called on rank 0."""
 
-    def offer(self, newest: Callable[[], Path] | None) -> None:
-        """Gives `newest`, a folder, to parties that have lost theirs; None: nothing any more.
+    def offer(self, newest: Callable[[], Path]) -> None:
+        """From now on gives `newest`, a folder, to parties that have lost theirs.
 
         Called on rank 0; `newest` is called by another thread, and may raise an OSError.
+        """
+
+    def when_left(self, action: Callable[[], None]) -> None:
+        """Calls `action` when this process has left the run in peace, and comes back no more.
+
+        Called on rank 0. Where the process ends otherwise, or the run has, it is never called.
         """
 
 

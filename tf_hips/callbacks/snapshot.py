@@ -143,9 +143,20 @@ def read(path: Path, chosen: Sequence[Entry]) -> None:
 
     Raises:
         tf.errors.NotFoundError: there is no such file.
-        tf.errors.OpError: the file is damaged.
+        tf.errors.OpError, IndexError: the file is damaged.
     """
     _checkpoint(chosen).read(str(path)).assert_existing_objects_matched().expect_partial()
+
+
+def check_whole(path: Path) -> None:
+    """Reads all of a checkpoint whose values may be taken up later, when nobody asks for errors.
+
+    Raises:
+        tf.errors.OpError, IndexError: as `read`.
+    """
+    reader = tf.train.load_checkpoint(str(path))
+    for name in reader.get_variable_to_dtype_map():
+        reader.get_tensor(name)
 
 
 def trained_by_each(model: keras.Model) -> list[list[int] | None]:

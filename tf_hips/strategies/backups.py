@@ -88,14 +88,16 @@ class PartyBackups(Backups):
             seconds=time.monotonic() - began,
         )
 
-    def offer(self, newest: Callable[[], Path] | None) -> None:
+    def offer(self, newest: Callable[[], Path]) -> None:
         """Gives the newest backup to parties that have lost theirs."""
         strategy = self._strategy
         if strategy._together() is None or strategy._is_closed:
             return
-        strategy._connected().offer(
-            None if newest is None else lambda request: parcel.send(newest(), request.held)
-        )
+        strategy._connected().offer(lambda request: parcel.send(newest(), request.held))
+
+    def when_left(self, action: Callable[[], None]) -> None:
+        """Calls `action` when this process has left the run in peace."""
+        self._strategy._when_left += (action,)
 
     def _is_new(self) -> bool:
         """Once, and at the beginning: later backups of this process are its own."""

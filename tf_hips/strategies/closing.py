@@ -15,6 +15,7 @@ from tf_hips.strategies import agreeing
 from tf_hips.strategies.adapted import adapted, check_equal, is_adapted
 from tf_hips.strategies.logs import digests
 from tf_hips.strategies.replicated import difference, frozen, replicated
+from tf_hips.strategies.same_script import Facts, check_same, facts_of, is_facts
 
 if TYPE_CHECKING:
     from tf_hips.strategies.party import PartyStrategy
@@ -35,6 +36,12 @@ class Closing(keras.callbacks.Callback):
         self._feed: Feed | None = None
         self._is_inside = False  # an epoch
         self._next: int | None = None  # the epoch that would follow; None: the first one
+        self._facts: Facts = {}
+
+    def set_model(self, model: keras.Model) -> None:
+        """Notes how it is trained, before a callback changes that or takes up a backup."""
+        super().set_model(model)
+        self._facts = facts_of(model)
 
     @property
     def is_over(self) -> bool:
@@ -72,10 +79,15 @@ class Closing(keras.callbacks.Callback):
         steps = (self.params or {}).get("steps")
         first, last = self._epochs
         own = [None if steps is None else int(steps), self.model._initial_epoch or first, last]
-        mine = [own, self._digests_if_equal(), adapted(self.model)]
+        facts = {**self._facts, "number of steps in an epoch": own[0]}
+        mine = [own, self._digests_if_equal(), adapted(self.model), facts]
         what, parties = "the length of `fit`", agreeing.doubted(self._strategy)
         told_by_all = self._strategy.gather_objects(mine, what)
         told_by_all = agreeing.sound(parties, told_by_all, _is_beginning, what)
+        welcome = self._strategy._together()
+        if welcome is not None and welcome.is_back:
+            facts_by_all = [None if one is None else one[3] for one in told_by_all]
+            check_same(self._strategy.global_rank, facts, facts_by_all)
 
         def compared(place: int, what: str) -> agreeing.Named:
             return agreeing.compared(parties, told_by_all, mine, lambda one: one[place], what)
@@ -260,13 +272,14 @@ def _is_end(told: Any) -> bool:
 
 def _is_beginning(told: Any) -> bool:
     """Whether a worker may say so at the beginning of a `fit`."""
-    if not isinstance(told, list) or len(told) != 3:
+    if not isinstance(told, list) or len(told) != 4:
         return False
-    length, values, learned = told
+    length, values, learned, facts = told
     return (
         isinstance(length, list)
         and len(length) == 3
         and all(one is None or isinstance(one, int) for one in length)
         and (values is None or _is_digests(values, may_lack=True))
         and is_adapted(learned)
+        and is_facts(facts)
     )

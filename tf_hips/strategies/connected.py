@@ -2,10 +2,12 @@
 """A strategy with a connection to a server: what moves over it."""
 
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import numpy as np
 
+from tf_hips import log
 from tf_hips.comm import watchdog
 from tf_hips.errors import ProtocolError
 from tf_hips.ps.client.shards import Connection
@@ -25,12 +27,58 @@ class ConnectedStrategy(GroupedStrategy):
     _num_gathers = 0
     _gathered_bytes = 0
     _seconds_in_rounds = 0.0
+    _when_left: tuple[Callable[[], None], ...] = ()  # called when the run was left in peace
     _is_resumed = False  # this process has taken over where its backup was made
+    _takes_part = False  # it has agreed on the model, or gathered since it has taken over
 
     def _together(self) -> Welcome | None:
         """What the run is, where all parties keep step; None: this one is by itself."""
         is_apart = self.rule is not None and self.rule.is_asynchronous
         return None if is_apart or self._apart else self.welcome
+
+    def _has_place(self) -> bool:
+        """Whether the run ends where this process fails.
+
+        One that has come back, and has done nothing yet, has changed nothing: others wait as they
+        do for one that was killed, so that its site can be started as it must be.
+        """
+        return self.welcome is None or not self.welcome.is_back or self._takes_part
+
+    def _tell_repeated(self, first_round: int) -> None:
+        """Says so where rounds are done again from their beginning, for want of a backup."""
+        welcome = self.welcome
+        if welcome is None or not welcome.is_back or self._is_resumed:
+            return
+        if welcome.newest > first_round:
+            log.warning(
+                "Run %s goes on, and there is no backup here: rounds %d to %d are done again, with "
+                "what was sent then. For a script that was changed, give the run another name "
+                "(`--run`), or remove what the server keeps of it (`--state`).",
+                self.config.run,
+                first_round,
+                welcome.newest,
+            )
+
+    def _leave(self, client: Connection, reason: str | None) -> None:
+        """Leaves the run; only goes where another process can take this one's place."""
+        has_ended = client.ended("Leave") is not None
+        if reason is not None and (self.config.comes_back or not self._has_place()):
+            if not (self.config.comes_back or has_ended):
+                log.warning(
+                    "This process had come back, and fails before it has done anything. The run "
+                    "goes on without it: start it again as it must be, before the server gives "
+                    "this site up (`--lost-after`)."
+                )
+            client.close()
+            return
+        client.leave(reason)
+        if reason is not None or has_ended:
+            return  # others may want to go on from what is kept here
+        for action in self._when_left:
+            try:
+                action()
+            except OSError as error:
+                log.warning("What was kept to come back to the run is still there: %s", error)
 
     def _connected(self) -> Connection:
         if self.client is None or self._is_closed:

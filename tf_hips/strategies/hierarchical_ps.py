@@ -221,7 +221,8 @@ class HierarchicalPS(ConnectedStrategy):
     def close(self, reason: str | None = None) -> None:
         """Leaves the run; a reason, or an error that is on its way out, ends it for all parties.
 
-        Called at the exit of the process; later calls do nothing.
+        Not where this process has come back and has not begun to do its part: then the run goes on,
+        and waits for another one. Called at the exit of the process; later calls do nothing.
         """
         if self._is_closed:
             return
@@ -235,10 +236,7 @@ class HierarchicalPS(ConnectedStrategy):
                 error = self.failures.first or error
             if reason is None:
                 reason = exits.reason(error)
-            if reason is not None and self.config.comes_back:
-                self.client.close()
-            else:
-                self.client.leave(reason)
+            self._leave(self.client, reason)
             sent, received = self._read_bytes()
             self.write_event(
                 "left",
@@ -360,8 +358,9 @@ class HierarchicalPS(ConnectedStrategy):
             )
 
     def _note_failure(self, error: BaseException) -> None:
-        if self.client is not None and not self._is_closed and not self.config.comes_back:
-            self.client.failed(f"{type(error).__name__}: {error}")
+        client = None if self._is_closed or self.config.comes_back else self.client
+        if client is not None and self._has_place():
+            client.failed(f"{type(error).__name__}: {error}")
 
     def _over_parties(
         self, tensors: Sequence[tf.Tensor], label: str, operation: str | Sequence[str] = "sum"
@@ -388,6 +387,7 @@ class HierarchicalPS(ConnectedStrategy):
         with watchdog.doing("a sum over the parties", has_deadline=True):
             payloads = self._connected().gather(self._num_gathers, label, payload)
         self._num_gathers += 1
+        self._takes_part = self._takes_part or self._is_resumed
         self._gathered_bytes += len(payload)
         return payloads
 
@@ -524,9 +524,11 @@ class HierarchicalPS(ConnectedStrategy):
         on_rank_0(lambda: self._agree_model(made.gradients, first))
         made.step.assign(first)
         self._open_round(first)
+        self._takes_part = True
 
     def _agree_model(self, gradients: Sequence[Gradient], first_round: int) -> None:
         self._connected().agree_model([gradient.shape for gradient in gradients], first_round)
+        self._tell_repeated(first_round)
         num_elements = sum(gradient.num_elements for gradient in gradients)
         self.write_event(
             "model", num_elements=num_elements, num_tensors=len(gradients), round=first_round

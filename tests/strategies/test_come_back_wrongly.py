@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process that has come back and fails before it has done anything ends no run; nor does one
+whose script was changed, which would take the rounds of the old one for its own.
+"""
+
+import pytest
+
+from tests.support.eventually import eventually
+from tf_hips.errors import ProtocolError
+
+pytestmark = [pytest.mark.tf, pytest.mark.timeout(120)]
+
+
+def come(server):
+    """The strategy of another process of the only party."""
+    from tf_hips import HierarchicalPS, config
+
+    session = server._session
+    if session.is_started:  # the one before it must be gone
+        eventually(lambda: not session._presence.is_there(0), changed=session.changed)
+    uplink = config.Uplink(server=server.address, site="a", deadline_s=20.0)
+    return HierarchicalPS(config=config.Run(run="run", uplink=uplink))
+
+
+def test_who_was_started_wrongly_leaves_the_run_to_the_next(caplog):
+    from tests.strategies.test_hierarchical_ps import serving
+
+    with serving("run", parties=("a",)) as server:
+        first = come(server)
+        assert first.gather_objects(1, "something") == [1]
+        first.client.close()  # as one that is killed
+
+        wrong = come(server)
+        assert wrong.welcome.is_back
+        wrong._note_failure(ValueError("another model"))
+        wrong.close("ValueError: another model")
+        assert "fails before it has done anything. The run goes on without it" in caplog.text
+        assert server._session.ended is None
+
+        right = come(server)
+        assert right.welcome.is_back
+        right.backups.come_back({"round": 0, "gathers": 1})
+        assert right.gather_objects(2, "more") == [2]
+        # It has taken its place, so its error is one of the run.
+        right.close("ValueError: a gradient")
+        assert server._session.ended == "Site `a` left the run: ValueError: a gradient"
+
+
+def test_a_script_that_was_changed_does_not_go_on_with_the_rounds_of_the_old_one(caplog):
+    import keras
+    import numpy as np
+
+    import tf_hips
+    from tests.strategies.test_hierarchical_ps import serving
+
+    rows = np.ones((24, 3), np.float32)
+    again = "rounds 0 to 2 are done again, with what was sent then"
+
+    def fit(strategy, rate, batch_size=4):
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+            model.compile(keras.optimizers.SGD(rate), "mse", run_eagerly=True)
+        data = tf_hips.shard((rows, rows[:, :1]), batch_size)
+        halves = keras.callbacks.LearningRateScheduler(lambda epoch, before: before / 2)
+        steps = {"steps_per_epoch": 3 if batch_size == 4 else None}
+        return model.fit(data, verbose=0, callbacks=[halves], **steps).history
+
+    with serving("run", parties=("a",)) as server:
+        first = come(server)
+        history = fit(first, 0.5)
+        first.client.close()
+
+        for rate, batch_size, text in (
+            (0.25, 4, "Received: `learning_rate` of optimizer is 0.25 and was 0.5$"),
+            (0.5, 12, "Received: number of steps in an epoch is 2 and was 3$"),
+        ):
+            changed = come(server)
+            with pytest.raises(ProtocolError, match=text):
+                fit(changed, rate, batch_size)
+            changed.close("ProtocolError")
+        assert again not in caplog.text
+
+        same = come(server)
+        assert fit(same, 0.5) == history
+        assert again in caplog.text
+        same.close()
+
+
+def test_who_was_the_odd_one_may_come_back_with_what_others_do():
+    from tf_hips.strategies.same_script import check_same
+
+    old, new = {"optimizer": "SGD"}, {"optimizer": "Adam"}
+    check_same(1, new, [new, old, None])
+    check_same(1, new, [old, None, old])  # it was absent then
+    with pytest.raises(ProtocolError, match="Received: optimizer is Adam and was SGD"):
+        check_same(1, new, [old, old, None])
+
+
+def test_how_a_model_is_trained_is_said_alike_in_each_process():
+    import keras
+
+    from tf_hips.strategies.same_script import facts_of
+
+    def loss(y, predicted):
+        return keras.ops.mean(y - predicted)
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    rate = keras.optimizers.schedules.CosineDecay(0.1, 9)
+    model.compile(keras.optimizers.Adam(rate, name="of_this_process"), loss)
+    facts = facts_of(model)
+    assert facts["loss"] == "loss"
+    assert facts["`learning_rate` of optimizer"]["config"]["initial_learning_rate"] == 0.1
+    assert "of_this_process" not in str(facts)
+    entropy = keras.losses.BinaryCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.05), entropy)
+    facts = facts_of(model)
+    assert facts["`learning_rate` of optimizer"] == 0.05
+    told = facts["loss"]
+    assert (told["name"], told["from_logits"]) == ("BinaryCrossentropy", True)
