@@ -313,8 +313,8 @@ def thread_defaults(environment: Mapping[str, str], processes: int) -> dict[str,
         "OMP_NUM_THREADS": share,
         "TF_NUM_INTRAOP_THREADS": share,
         "TF_NUM_INTEROP_THREADS": str(max(2, int(share))),
-        # Without the notices about oneDNN and instruction sets, which every worker would repeat.
-        "TF_CPP_MIN_LOG_LEVEL": "1",
+        # Its warnings would tell an error that is raised in a round twice more, with all frames.
+        "TF_CPP_MIN_LOG_LEVEL": "2",
     }
     return {name: value for name, value in defaults.items() if name not in environment}
 
