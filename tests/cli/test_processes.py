@@ -244,6 +244,45 @@ def test_a_follower_has_time_after_the_last_worker_but_not_for_ever() -> None:
         assert is_gone(pid)
 
 
+def test_a_follower_that_fails_decides_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(gate := tmp_path / "gate")  # the worker waits there until the follower is given up
+    said: list[str] = []
+
+    def say(job: Job, text: str) -> None:
+        said.append(text)
+        if text.endswith("the workers go on"):
+            gate.write_text("go on")
+
+    monkeypatch.setattr(Job, "_say", say)
+    attempts: list[int] = []
+    output = Output()
+    with Job(out=output.out, err=output.err) as job:
+
+        def start(attempt: int) -> None:
+            attempts.append(attempt)
+            job.start("evaluator", python("raise SystemExit(3)"), os.environ, is_follower=True)
+
+        job.start("a", python(f"print(open({str(gate)!r}).read())"), os.environ)
+        job.start_group("evaluator", start, 1)
+        failure = job.wait()
+    assert failure == Failure("evaluator", 3, "exit code 3")
+    assert attempts == [0, 1]
+    assert output.lines() == ["[a] go on"]
+    assert said == [
+        "evaluator failed (exit code 3); evaluator starts again (1 of 1)",
+        "evaluator failed (exit code 3); the workers go on",
+    ]
+
+
+def test_a_worker_that_fails_is_named_before_a_follower() -> None:
+    with Job(out=io.BytesIO(), err=io.BytesIO()) as job:
+        job.start("evaluator", python("raise SystemExit(3)"), os.environ, is_follower=True)
+        job.start("a", python("raise SystemExit(4)"), os.environ)
+        assert job.wait() == Failure("a", 4, "exit code 4")
+
+
 def test_a_service_that_stays_is_ended_and_fails_the_job() -> None:
     output = Output()
     with Job(out=output.out, err=output.err) as job:

@@ -10,7 +10,8 @@ Every child leads a process group of its own (docs/decisions/0024). When it ends
 is killed; when the launcher dies, even by SIGKILL, the kernel ends the child (PR_SET_PDEATHSIG).
 The child that failed first is the one to name: its peers mostly fail because it did.
 
-Children may form a group that is started again, all of it, when one of them fails.
+Children may form a group that is started again, all of it, when one of them fails. A follower that
+fails for good decides nothing: the workers go on to their end, and it is named then.
 """
 
 import contextlib
@@ -74,7 +75,10 @@ class Failure:
 
 @dataclasses.dataclass(eq=False)
 class _Child:
-    """A started process. `code` is None while it runs; times are `time.monotonic()` seconds."""
+    """A started process. `code` is None while it runs; times are `time.monotonic()` seconds.
+
+    `is_given_up`: it is a follower that has failed for good.
+    """
 
     role: str
     process: subprocess.Popen[bytes]
@@ -84,10 +88,16 @@ class _Child:
     code: int | None = None
     ended_s: float = 0.0
     traceback_s: float | None = None
+    is_given_up: bool = False
 
     @property
     def failed(self) -> bool:
         return self.code is not None and self.code != 0
+
+    @property
+    def decides(self) -> bool:
+        """Whether it has failed, and somebody must be started again or all must end."""
+        return self.failed and not self.is_given_up
 
     @property
     def trouble_s(self) -> float:
@@ -198,7 +208,8 @@ class Job:
             environment: the whole environment of the process.
             is_service: the job is over when all others have ended; this one is then expected to
                 end, too.
-            is_follower: it may be long about what the workers have left, but not for ever.
+            is_follower: it may be long about what the workers have left, but not for ever. They go
+                on without it; its failure is that of the job where nothing else has failed.
             death_signal: what the process gets when the launcher dies.
 
         Raises:
@@ -257,7 +268,7 @@ class Job:
         """
         deadline = time.monotonic() + seconds
         while not self._is_told_to_end():
-            if any(child.failed for child in self._children):
+            if any(child.decides for child in self._children):
                 if not self._restart():
                     return None
                 deadline = time.monotonic() + seconds
@@ -291,7 +302,7 @@ class Job:
             return Failure(
                 late.role, 1, f"still there {follower_grace_s:g} s after the last worker"
             )
-        if not any(child.failed for child in self._children):
+        if not any(child.decides for child in self._children):
             self._turn_until(lambda: self._is_over() or self._is_told_to_end(), service_grace_s)
             if self._is_told_to_end():
                 return self._end_by_signal()
@@ -300,7 +311,7 @@ class Job:
                 self.stop()
                 reason = f"still there {service_grace_s:g} s after the last worker"
                 return Failure(stuck[0].role, 1, reason, is_stuck=True)
-        first = min((c for c in self._children if c.failed), key=lambda c: c.ended_s, default=None)
+        first = min((c for c in self._children if c.decides), key=lambda c: c.ended_s, default=None)
         if first is not None:
             self._turn_until(
                 lambda: self._is_told_to_end() or not self._running_suspects(first),
@@ -312,7 +323,7 @@ class Job:
         if not failed:
             return None
         # At the same instant, a signal is the cause and an exit code the consequence.
-        culprit = min(failed, key=lambda c: (c.trouble_s, (c.code or 0) > 0))
+        culprit = min(failed, key=lambda c: (c.is_given_up, c.trouble_s, (c.code or 0) > 0))
         return _failure(culprit)
 
     def _wait_for_workers(self, follower_grace_s: float) -> None:
@@ -355,11 +366,20 @@ class Job:
             self._group = None
 
     def _restart(self) -> bool:
-        """Starts groups again of which a child has failed; False where nothing is to be done."""
-        failed = [child for child in self._children if child.failed]
-        groups = list({id(one.group): one.group for one in failed if one.group}.values())
-        if not failed or not all(one.group and one.group.may_restart(one) for one in failed):
+        """Starts groups again of which a child has failed; False where nothing is to be done.
+
+        A follower that may not be started again is given up.
+        """
+        failed = [child for child in self._children if child.decides]
+        lost = [child for child in failed if not (child.group and child.group.may_restart(child))]
+        if not failed or not all(child.is_follower for child in lost):
             return False
+        for child in lost:
+            child.is_given_up = True
+            if any(not one.is_service for one in self._running()):
+                self._say(f"{child.role} failed ({_failure(child).reason}); the workers go on")
+        failed = [child for child in failed if child not in lost]
+        groups = list({id(one.group): one.group for one in failed if one.group}.values())
         ended = [child for child in self._children if child.group in groups]
         for group in groups:
             first = min((c for c in failed if c.group is group), key=lambda c: c.ended_s)
@@ -434,7 +454,7 @@ class Job:
     def _is_decided(self) -> bool:
         return (
             self._signal is not None
-            or any(child.failed for child in self._children)
+            or any(child.decides for child in self._children)
             or all(child.is_service for child in self._running())
         )
 
