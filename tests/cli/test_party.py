@@ -190,26 +190,34 @@ raise {error} from ValueError("inner")
 
 
 @pytest.mark.parametrize(
-    ("error", "line"),
+    ("error", "line", "code"),
     [
         (
             "PeerError('Join: nobody\\n  listens.')",
             "tf_hips.errors.PeerError: Join: nobody listens.",
+            1,
         ),
-        ("ConfigError('no such key')", "tf_hips.errors.ConfigError: no such key"),
+        (
+            "PeerError('Server a:1, Exchange: The run has ended. b was lost.')",
+            "tf_hips.errors.PeerError: Server a:1, Exchange: The run has ended. b was lost.",
+            78,
+        ),
+        ("ConfigError('no such key')", "tf_hips.errors.ConfigError: no such key", 78),
     ],
 )
-def test_an_error_of_ours_is_one_line(error: str, line: str, tmp_path: Path) -> None:
+def test_an_error_of_ours_is_one_line_and_a_code(
+    error: str, line: str, code: int, tmp_path: Path
+) -> None:
     script = tmp_path / "train.py"
     script.write_text(RAISE.format(error=error))
     done = party("-np", "2", "--", str(script))
-    assert done.returncode == 1
+    assert done.returncode == code
     *said, last = done.stderr.splitlines()
     assert set(said) <= {f"[local/worker{rank}] {line}" for rank in range(2)}
-    assert re.fullmatch(r"tf-hips: local/worker\d failed first \(exit code 1\); .*", last)
+    assert re.fullmatch(rf"tf-hips: local/worker\d failed first \(exit code {code}\); .*", last)
 
     whole = party("--", str(script), TF_HIPS_TRACEBACK="1")
-    assert whole.returncode == 1
+    assert whole.returncode == code
     assert "Traceback (most recent call last)" in whole.stderr
 
 

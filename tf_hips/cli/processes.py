@@ -33,6 +33,7 @@ from types import TracebackType
 from typing import IO
 
 from tf_hips.cli.output import Printer, Splitter
+from tf_hips.errors import NO_RESTART
 
 _PR_SET_PDEATHSIG = 1
 _PRCTL = ctypes.CDLL(None).prctl
@@ -118,8 +119,9 @@ class _Group:
     attempt: int = 0
 
     def may_restart(self, child: _Child) -> bool:
-        is_right = not self.only_killed or (child.code or 0) < 0
-        return is_right and self.attempt < self.max_restarts
+        is_killed = (child.code or 0) < 0
+        helps = is_killed or (child.code != NO_RESTART and not self.only_killed)
+        return helps and self.attempt < self.max_restarts
 
     def pause_s(self) -> float:
         """Seconds before it is started again."""
@@ -253,7 +255,8 @@ class Job:
         Args:
             name: of the group, for messages.
             start: starts them all; gets how often they were started before.
-            max_restarts: how often they are started again; then a failure is that of the job.
+            max_restarts: how often they are started again; then a failure is that of the job, and
+                so is one that no restart heals (`errors.NO_RESTART`).
             only_killed: whether they are started again only where a signal has ended one.
         """
         self._start_group(_Group(name, start, max_restarts, only_killed))
@@ -370,9 +373,13 @@ class Job:
 
         A follower that may not be started again is given up.
         """
+        # One that is ending may say by its code that no restart helps.
+        self._turn_until(
+            lambda: self._is_told_to_end() or not self._is_group_ending(), _TRACEBACK_WINDOW_S
+        )
         failed = [child for child in self._children if child.decides]
         lost = [child for child in failed if not (child.group and child.group.may_restart(child))]
-        if not failed or not all(child.is_follower for child in lost):
+        if self._is_told_to_end() or not failed or not all(child.is_follower for child in lost):
             return False
         for child in lost:
             child.is_given_up = True
@@ -398,6 +405,15 @@ class Job:
             if not self._is_told_to_end():
                 self._start_group(group)
         return True
+
+    def _is_group_ending(self) -> bool:
+        """Whether one of a group that has failed has printed an exception, and still runs."""
+        groups = [child.group for child in self._children if child.decides and child.group]
+        since = time.monotonic() - _TRACEBACK_WINDOW_S
+        return any(
+            child.group in groups and child.traceback_s is not None and child.traceback_s > since
+            for child in self._running()
+        )
 
     def _end(self, children: Sequence[_Child]) -> None:
         """Ends some processes: SIGTERM, after the grace (or a signal to the launcher) SIGKILL."""

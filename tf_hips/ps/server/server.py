@@ -18,7 +18,7 @@ import grpc
 
 from tf_hips import log
 from tf_hips.config import Tls
-from tf_hips.errors import ConfigError, PeerError, ProtocolError
+from tf_hips.errors import ENDED, ConfigError, PeerError, ProtocolError
 from tf_hips.ps.calls.admission import Admission
 from tf_hips.ps.calls.joint import Judge, Lead, judge_of
 from tf_hips.ps.calls.service import Calls
@@ -34,7 +34,7 @@ from tf_hips.ps.server.status import Metrics, snapshot
 from tf_hips.ps.server.uplink import Upper
 from tf_hips.ps.session.session import Session
 from tf_hips.ps.session.settings import ServerConfig, terms_of
-from tf_hips.ps.session.waiting import ENDED, STOPPED
+from tf_hips.ps.session.waiting import STOPPED
 from tf_hips.ps.transport import wire
 from tf_hips.ps.transport.calls_at_once import MAX_CALLS
 

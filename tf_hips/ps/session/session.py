@@ -32,7 +32,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from tf_hips.errors import PeerError, ProtocolError, TfHipsError
+from tf_hips.errors import ENDED, PeerError, ProtocolError, TfHipsError
 from tf_hips.log import Tell
 from tf_hips.ps.rounds.asynchronous import AsynchronousStore
 from tf_hips.ps.rounds.store import Store
@@ -247,7 +247,7 @@ class Session(Departing):
         """
         failure = self._recorder.settle()
         if failure is not None:
-            raise PeerError(f"The run has ended. {failure}")
+            raise PeerError(f"{ENDED}{failure}")
 
     def describe(self) -> dict[str, Any]:
         """What the run is doing, as `description.describe` says."""
