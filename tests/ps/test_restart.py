@@ -59,12 +59,14 @@ class ServerProcess:
         self.address = f"127.0.0.1:{self.port}"
         self.lines: list[str] = []
         self.is_eager = False
+        self.is_once = True
         self.process: subprocess.Popen[str] | None = None
         self._drain: threading.Thread | None = None
 
     def command(self, *more: str) -> list[str]:
         """Of a server that makes a snapshot in every round where `is_eager` is set."""
-        options = ["--parties", ",".join(SITES), "--insecure", "--once"]
+        options = ["--parties", ",".join(SITES), "--insecure"]
+        options += ["--once"] if self.is_once else []
         options += ["--state", str(self.state), *more]
         if not self.is_eager:
             return [sys.executable, "-m", "tf_hips.cli", "server", *options]

@@ -56,9 +56,12 @@ class JournalRecorder(Recorder):
             self._past.start()
         return self._past
 
-    def attach(self, journal: Journal, session: Session, snapshot_bytes: int = 0) -> None:
+    def attach(
+        self, journal: Journal, session: Session, snapshot_bytes: int = 0, *, is_restored: bool
+    ) -> None:
         """From now on `journal` gets what `session` accepts."""
         self._snapshot_bytes = snapshot_bytes
+        self.restored_from = str(self._folder.path) if is_restored else None
 
         def tell() -> None:
             with session.changed:
@@ -86,6 +89,12 @@ class JournalRecorder(Recorder):
         if self._journal is None or self._journal.settle():
             return None
         return self._journal.failure
+
+    def disown(self, reason: str) -> None:
+        """What is kept is older than the run, which ends: it stays as it is, without that end."""
+        self.is_disowned = True
+        if self._journal is not None:
+            self._journal.give_up(reason)
 
     def begin_round(
         self,
@@ -242,7 +251,7 @@ class Keeper:
                 f"this server can do again. Received: {type(error).__name__}: {error}"
             ) from error
         self._recorder = recorder
-        recorder.attach(journal, session, recovery.snapshot_bytes)
+        recorder.attach(journal, session, recovery.snapshot_bytes, is_restored=True)
         self._tell(session, recovery, time.monotonic() - began)
         return session
 
@@ -259,7 +268,7 @@ class Keeper:
             journal = Journal.begin(self._folder)
         except OSError as error:
             raise PeerError(f"The server cannot keep a run in {self._base}: {error}.") from error
-        recorder.attach(journal, session)
+        recorder.attach(journal, session, is_restored=False)
         self._recorder = recorder
         return session
 
@@ -287,8 +296,8 @@ class Keeper:
         )
         if recovery.cut_bytes:
             log.warning(
-                "%s ended in %d bytes that were being written. They are cut off; nobody was told "
-                "of them.",
+                "%s ended in %d bytes of a record that is not whole. They are cut off; a server "
+                "that was killed has told nobody of them.",
                 self._folder.path,
                 recovery.cut_bytes,
             )

@@ -345,10 +345,14 @@ class Journal:
         """Gives up: nothing more is durable. What is on disk stays as it is."""
         text = error.strerror if isinstance(error, OSError) else None
         text = text or f"{type(error).__name__}: {error}"
+        self.give_up(f"The server cannot keep the run: {what}: {text}.")
+
+    def give_up(self, reason: str) -> None:
+        """Keeps nothing more, for a reason; the first one stands. What is on disk is left alone."""
         with self._lock:
             if self.failure is not None:
                 return
-            self.failure = f"The server cannot keep the run: {what}: {text}."
+            self.failure = reason
             self._queue.clear()
             self._lock.notify_all()
         self._on_failure(self.failure)

@@ -145,7 +145,9 @@ class Server:
                 log.warning("Metrics are plain HTTP for whoever reaches this address")
 
     def wait(self) -> str | None:
-        """Waits until the run is over and `once` is set, or is below its quorum, or until `stop`.
+        """Waits until the run is over and `once` is set, or nobody can go on, or until `stop`.
+
+        Nobody can below the quorum, or with a state that is older than the run.
 
         Returns:
             None after a run that all children left in peace or after `stop`, else why the run
@@ -233,13 +235,20 @@ class Server:
             self._metrics.stop()
             self._metrics = None
 
+    @property
+    def has_older_state(self) -> bool:
+        """Whether the run has ended because the state that it was restored from is older."""
+        return self._session.is_disowned
+
     def _tell(self, text: str) -> None:
         """Says what has become of a file that has changed."""
         self._events.write("changed", text=text)
         log.warning("%s", text)
 
     def _is_done(self, session: Session) -> bool:
-        is_over = session.is_over and (self._config.once or session.is_below_quorum)
+        # Somebody has to look, and another run must not replace what is there.
+        must_end = session.is_below_quorum or session.is_disowned
+        is_over = session.is_over and (self._config.once or must_end)
         return self._stopped.is_set() or is_over
 
     def _renew(self) -> None:
@@ -248,6 +257,8 @@ class Server:
             raise PeerError(f"{ENDED}{STOPPED}")
         if not self._session.is_over or self._config.once:
             return
+        if self._session.is_disowned:
+            raise PeerError(f"{ENDED}{self._session.ended}")
         self._session = (
             self._keeper.begin()
             if self._keeper
