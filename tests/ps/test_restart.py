@@ -325,7 +325,7 @@ def test_a_port_that_is_taken_leaves_the_run_as_it_is(tmp_path: Path) -> None:
         pass
 
 
-def test_a_server_whose_disk_was_full_can_serve_another_run(
+def test_a_server_whose_disk_was_full_goes_on_with_the_run(
     certificates: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(descriptor: int, pieces: Any) -> int:
@@ -338,9 +338,10 @@ def test_a_server_whose_disk_was_full_can_serve_another_run(
             for later in [Later(lambda one=one: one.train(2, 2)) for one in members]:
                 with pytest.raises(PeerError, match="journal-000001: No space left on device"):
                     later.result()
-            # A new run has no room either.
+            # It cannot go on yet.
             late = Party(server.address, "a", certificates.party("a"))
             with pytest.raises(PeerError, match="The server cannot keep a run in"):
                 late.join()
         with parties(server, certificates) as members:
+            assert all(one.client._joined().is_back for one in members)
             assert train_all(members, 0, 2) == expected_rounds(3)

@@ -84,6 +84,11 @@ class JournalRecorder(Recorder):
             return 0
         return self._journal.append(kind, to_payload(fields, data))
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether what was accepted could not be kept."""
+        return self._journal is not None and self._journal.failure is not None
+
     def settle(self) -> str | None:
         """Waits until all that was taken down is durable; why it will never be, or None."""
         if self._journal is None or self._journal.settle():
@@ -214,13 +219,15 @@ class Keeper:
         self._events = events
         self._clock = clock
         self._recorder: JournalRecorder | None = None
+        self._was_cut_off = False  # the session before, by a disk that failed
 
     def restore(self) -> Session | None:
         """The session that is in the folder; None where there is none, or it is over.
 
         Raises:
-            StateError: the files are damaged, or another run's or server's.
-            ConfigError: they cannot be written to.
+            StateError: the files are damaged, or another run's or server's, or cannot be written
+                to.
+            PeerError: the disk is full.
         """
         began = time.monotonic()
         recorder = JournalRecorder(self._folder, self._events)
@@ -234,8 +241,9 @@ class Keeper:
             if session.is_over and not session.owes_leave:
                 log.info("The run in %s is over; a new one begins.", self._folder.path)
                 return None
+            self._try_room()
             journal = recovery.resume()
-        except StateError:
+        except (StateError, PeerError):
             session.end("It cannot be restored.")
             raise
         except OSError as error:
@@ -254,6 +262,20 @@ class Keeper:
         recorder.attach(journal, session, recovery.snapshot_bytes, is_restored=True)
         self._tell(session, recovery, time.monotonic() - began)
         return session
+
+    def renew(self) -> Session:
+        """The session after one that is over: where the disk has failed, the same one as it was.
+
+        Raises:
+            StateError: as for `restore`.
+            PeerError: the folder cannot be written to.
+        """
+        if self._recorder is not None:
+            self._was_cut_off = self._recorder.has_failed
+            self._release()
+        found = self.restore() if self._was_cut_off else None
+        self._was_cut_off = False
+        return found if found is not None else self.begin()
 
     def begin(self) -> Session:
         """A new session; what the folder held before is deleted.
@@ -276,6 +298,12 @@ class Keeper:
         """Writes what waits, and gives the folder up."""
         self._release()
         self._folder.close()
+
+    def _try_room(self) -> None:
+        try:
+            self._folder.try_room()
+        except OSError as error:
+            raise PeerError(f"The server cannot keep a run in {self._base}: {error}.") from error
 
     def _release(self) -> None:
         if self._recorder is not None:

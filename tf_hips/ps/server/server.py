@@ -252,7 +252,10 @@ class Server:
         return self._stopped.is_set() or is_over
 
     def _renew(self) -> None:
-        """Begins a new session where a process that joins finds one that is over."""
+        """Begins a new session where a process that joins finds one that is over.
+
+        One that has ended because the disk failed goes on, as in a server that is started again.
+        """
         if self._stopped.is_set() and self._session.is_over:
             raise PeerError(f"{ENDED}{STOPPED}")
         if not self._session.is_over or self._config.once:
@@ -260,7 +263,7 @@ class Server:
         if self._session.is_disowned:
             raise PeerError(f"{ENDED}{self._session.ended}")
         self._session = (
-            self._keeper.begin()
+            self._keeper.renew()
             if self._keeper
             else Session(self._terms, tell=self._events.write_later)
         )
