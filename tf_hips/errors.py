@@ -5,7 +5,8 @@ Bad arguments are plain `ValueError` or `TypeError`; the classes here are for wh
 cannot see: files, libraries, peers and packets. Every message says what was expected and what came.
 
 A job has many workers, and most of them fail because one did. `print_in_one_line` makes each of
-them say so in one line; `TF_HIPS_TRACEBACK=1` brings the tracebacks back.
+them say so in one line; `TF_HIPS_TRACEBACK=1` brings the tracebacks back. A launcher sees by the
+exit code `NO_RESTART` that a worker would fail again, however often it is started.
 """
 
 import contextlib
@@ -15,6 +16,12 @@ from collections.abc import Iterator
 from types import TracebackType
 
 TRACEBACK_VARIABLE = "TF_HIPS_TRACEBACK"
+NO_RESTART = 78
+"""With what a worker of a launcher ends whose error no restart heals; EX_CONFIG of sysexits.h."""
+ENDED = "The run has ended. "
+"""What an error says, before the reason, when the run is over for all parties."""
+
+_CONFIG_VARIABLE = "TF_HIPS_CONFIG"  # that of tf_hips.config, which stands above this module
 
 
 class TfHipsError(Exception):
@@ -60,6 +67,25 @@ class ToleranceError(TfHipsError, ValueError):
     """Fewer rows are left than a robust rule needs; names the formula and who was refused."""
 
 
+def is_final(error: BaseException | None) -> bool:
+    """Whether a process that is started again would fail in the same way.
+
+    It is set up wrongly, or the run is over for all, as this process heard itself or from others.
+    """
+    is_set_up_wrongly = isinstance(error, ConfigError | LibraryError | SpecificationError)
+    return is_set_up_wrongly or (isinstance(error, TfHipsError) and ENDED in str(error))
+
+
+def end_launched(error: BaseException) -> None:
+    """What an exception hook does last: a worker of a launcher ends with a code of its own.
+
+    Raises:
+        SystemExit: no restart would heal the error; the interpreter ends with that code.
+    """
+    if _CONFIG_VARIABLE in os.environ and is_final(error):
+        raise SystemExit(NO_RESTART)
+
+
 @contextlib.contextmanager
 def tensorflow_wanted(by: str) -> Iterator[None]:
     """Says how to install TensorFlow, an extra, where it is missing.
@@ -85,17 +111,20 @@ def print_in_one_line() -> None:
 
     Diagnostics of a specification keep their lines.
 
-    Other exceptions go where they went before, and so do all with `TF_HIPS_TRACEBACK=1`.
+    Other exceptions go where they went before, and so do all with `TF_HIPS_TRACEBACK=1`. A worker
+    of a launcher then ends as `end_launched` says.
     """
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if not isinstance(error, TfHipsError) or os.environ.get(TRACEBACK_VARIABLE) == "1":
             before(kind, error, trace)
+            end_launched(error)
             return
         # A diagnostic of CompLL points at the text of the specification, over several lines.
         is_drawing = isinstance(error, SpecificationError)
         text = str(error) if is_drawing else " ".join(str(error).split())
         sys.stderr.write(f"{kind.__module__}.{kind.__qualname__}: {text}\n")
+        end_launched(error)
 
     sys.excepthook = hook

@@ -190,27 +190,59 @@ raise {error} from ValueError("inner")
 
 
 @pytest.mark.parametrize(
-    ("error", "line"),
+    ("error", "line", "code"),
     [
         (
             "PeerError('Join: nobody\\n  listens.')",
             "tf_hips.errors.PeerError: Join: nobody listens.",
+            1,
         ),
-        ("ConfigError('no such key')", "tf_hips.errors.ConfigError: no such key"),
+        (
+            "PeerError('Server a:1, Exchange: The run has ended. b was lost.')",
+            "tf_hips.errors.PeerError: Server a:1, Exchange: The run has ended. b was lost.",
+            78,
+        ),
+        ("ConfigError('no such key')", "tf_hips.errors.ConfigError: no such key", 78),
     ],
 )
-def test_an_error_of_ours_is_one_line(error: str, line: str, tmp_path: Path) -> None:
+def test_an_error_of_ours_is_one_line_and_a_code(
+    error: str, line: str, code: int, tmp_path: Path
+) -> None:
     script = tmp_path / "train.py"
     script.write_text(RAISE.format(error=error))
     done = party("-np", "2", "--", str(script))
-    assert done.returncode == 1
+    assert done.returncode == code
     *said, last = done.stderr.splitlines()
     assert set(said) <= {f"[local/worker{rank}] {line}" for rank in range(2)}
-    assert re.fullmatch(r"tf-hips: local/worker\d failed first \(exit code 1\); .*", last)
+    assert re.fullmatch(rf"tf-hips: local/worker\d failed first \(exit code {code}\); .*", last)
 
     whole = party("--", str(script), TF_HIPS_TRACEBACK="1")
-    assert whole.returncode == 1
+    assert whole.returncode == code
     assert "Traceback (most recent call last)" in whole.stderr
+
+
+IN_A_ROUND = """
+import keras, numpy as np
+import tf_hips
+
+with tf_hips.HierarchicalPS().scope():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+model.fit(np.full((8, 2), np.nan, "float32"), np.ones((8, 1), "float32"), verbose=0)
+"""
+
+
+@pytest.mark.tf
+@pytest.mark.heavy
+def test_an_error_in_a_round_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)  # that of these tests
+    script = tmp_path / "train.py"
+    script.write_text(IN_A_ROUND)
+    done = party("--", str(script), TF_NUM_INTRAOP_THREADS="1")
+    assert done.returncode == 1
+    of_worker = [line for line in done.stderr.splitlines() if line.startswith("[local/worker0] ")]
+    assert len(of_worker) == 1, done.stderr
+    assert "tf_hips.errors.NonFiniteError: Gradient " in of_worker[0]
 
 
 def test_an_error_of_the_script_keeps_its_traceback(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -242,6 +242,45 @@ def test_a_follower_has_time_after_the_last_worker_but_not_for_ever() -> None:
             job.start("a", python("pass"), os.environ)
             assert job.wait(service_grace_s=0.3, follower_grace_s=2.0) == failure
         assert is_gone(pid)
+
+
+def test_a_follower_that_fails_decides_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(gate := tmp_path / "gate")  # the worker waits there until the follower is given up
+    said: list[str] = []
+
+    def say(job: Job, text: str) -> None:
+        said.append(text)
+        if text.endswith("the workers go on"):
+            gate.write_text("go on")
+
+    monkeypatch.setattr(Job, "_say", say)
+    attempts: list[int] = []
+    output = Output()
+    with Job(out=output.out, err=output.err) as job:
+
+        def start(attempt: int) -> None:
+            attempts.append(attempt)
+            job.start("evaluator", python("raise SystemExit(3)"), os.environ, is_follower=True)
+
+        job.start("a", python(f"print(open({str(gate)!r}).read())"), os.environ)
+        job.start_group("evaluator", start, 1)
+        failure = job.wait()
+    assert failure == Failure("evaluator", 3, "exit code 3")
+    assert attempts == [0, 1]
+    assert output.lines() == ["[a] go on"]
+    assert said == [
+        "evaluator failed (exit code 3); evaluator starts again (1 of 1)",
+        "evaluator failed (exit code 3); the workers go on",
+    ]
+
+
+def test_a_worker_that_fails_is_named_before_a_follower() -> None:
+    with Job(out=io.BytesIO(), err=io.BytesIO()) as job:
+        job.start("evaluator", python("raise SystemExit(3)"), os.environ, is_follower=True)
+        job.start("a", python("raise SystemExit(4)"), os.environ)
+        assert job.wait() == Failure("a", 4, "exit code 4")
 
 
 def test_a_service_that_stays_is_ended_and_fails_the_job() -> None:
@@ -479,72 +518,3 @@ def test_a_launcher_of_which_nobody_reads_a_word_ends() -> None:
         finally:
             launcher.kill()
             launcher.wait()
-
-
-@pytest.mark.parametrize(("max_restarts", "code"), [(2, 0), (1, 5)])
-def test_a_group_is_started_again_as_often_as_it_may(
-    capfd: pytest.CaptureFixture[str], max_restarts: int, code: int
-) -> None:
-    attempts: list[int] = []
-    with Job(out=io.BytesIO(), err=io.BytesIO()) as job:
-
-        def start(attempt: int) -> None:
-            attempts.append(attempt)
-            fails = attempt < 2
-            job.start("a", python(SLEEP if fails else ""), os.environ)
-            job.start("b", python(f"raise SystemExit({5 if fails else 0})"), os.environ)
-
-        job.start("alone", python("import time; time.sleep(0.5)"), os.environ)
-        job.start_group("both", start, max_restarts)
-        failure = job.wait()
-    assert attempts == list(range(max_restarts + 1))
-    assert (failure.code if failure else 0) == code
-    told = [line for line in capfd.readouterr().err.splitlines() if "starts again" in line]
-    assert told == [
-        f"tf-hips: b failed (exit code 5); both starts again ({one} of {max_restarts})"
-        for one in range(1, max_restarts + 1)
-    ]
-
-
-def test_groups_that_start_again_share_their_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    pauses: list[float] = []
-    started: list[str] = []
-    real = Job._turn_until
-
-    def note(job: Job, done: Any, seconds: float | None) -> None:
-        if done == job._is_told_to_end and seconds is not None:
-            pauses.append(seconds)
-        real(job, done, seconds)
-
-    monkeypatch.setattr(Job, "_turn_until", note)
-    with Job(out=io.BytesIO(), err=io.BytesIO(), grace_s=30.0) as job:
-
-        def starting(name: str) -> Callable[[int], None]:
-            def start(attempt: int) -> None:
-                started.append(name)
-                body = "raise SystemExit(3)" if attempt == 0 else ""
-                job.start(name, [sys.executable, "-S", "-c", body], os.environ)
-
-            return start
-
-        for name in "abc":
-            job.start_group(name, starting(name), 1)
-        while not all(child.failed for child in job._children):
-            job._turn(None)
-        assert job.wait() is None
-    assert started == list("abcabc")
-    assert len(pauses) == 3
-    assert sum(pauses) <= 0.5  # of each
-
-
-def test_a_group_that_only_a_signal_starts_again_may_fail() -> None:
-    bodies = ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "raise SystemExit(3)")
-    with Job(out=io.BytesIO(), err=io.BytesIO()) as job:
-        job.start_group(
-            "server",
-            lambda attempt: job.start("server", python(bodies[attempt]), os.environ) and None,
-            5,
-            only_killed=True,
-        )
-        failure = job.wait()
-    assert failure == Failure("server", 3, "exit code 3")

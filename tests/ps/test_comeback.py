@@ -243,7 +243,7 @@ def test_nobody_comes_back_to_a_run_that_is_over(certificates: Certificates) -> 
             a.client.leave()
         late = Party(server.address, "b", certificates.party("b"))
         late.client._must_be_back = True
-        with pytest.raises(PeerError, match="the run is over, so no process can come back"):
+        with pytest.raises(PeerError, match=r"The run has ended\. No process can come back to it"):
             late.join()
 
 

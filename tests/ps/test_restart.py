@@ -59,12 +59,14 @@ class ServerProcess:
         self.address = f"127.0.0.1:{self.port}"
         self.lines: list[str] = []
         self.is_eager = False
+        self.is_once = True
         self.process: subprocess.Popen[str] | None = None
         self._drain: threading.Thread | None = None
 
     def command(self, *more: str) -> list[str]:
         """Of a server that makes a snapshot in every round where `is_eager` is set."""
-        options = ["--parties", ",".join(SITES), "--insecure", "--once"]
+        options = ["--parties", ",".join(SITES), "--insecure"]
+        options += ["--once"] if self.is_once else []
         options += ["--state", str(self.state), *more]
         if not self.is_eager:
             return [sys.executable, "-m", "tf_hips.cli", "server", *options]
@@ -323,7 +325,7 @@ def test_a_port_that_is_taken_leaves_the_run_as_it_is(tmp_path: Path) -> None:
         pass
 
 
-def test_a_server_whose_disk_was_full_can_serve_another_run(
+def test_a_server_whose_disk_was_full_goes_on_with_the_run(
     certificates: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(descriptor: int, pieces: Any) -> int:
@@ -336,9 +338,10 @@ def test_a_server_whose_disk_was_full_can_serve_another_run(
             for later in [Later(lambda one=one: one.train(2, 2)) for one in members]:
                 with pytest.raises(PeerError, match="journal-000001: No space left on device"):
                     later.result()
-            # A new run has no room either.
+            # It cannot go on yet.
             late = Party(server.address, "a", certificates.party("a"))
             with pytest.raises(PeerError, match="The server cannot keep a run in"):
                 late.join()
         with parties(server, certificates) as members:
+            assert all(one.client._joined().is_back for one in members)
             assert train_all(members, 0, 2) == expected_rounds(3)

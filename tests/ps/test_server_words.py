@@ -11,9 +11,10 @@ import pytest
 from tests.ps.parties import Party, parties, serving, train_all
 from tests.support.certs import Certificates
 from tests.support.eventually import eventually
+from tf_hips.errors import ENDED
 from tf_hips.ps import rules
 from tf_hips.ps.calls.service import Calls
-from tf_hips.ps.session.waiting import ENDED, STOPPED
+from tf_hips.ps.session.waiting import STOPPED
 
 pytestmark = pytest.mark.heavy  # servers start in most of these
 

@@ -216,6 +216,8 @@ def test_a_full_disk_ends_the_run_and_the_last_state_can_be_loaded(
                 first.begin(1)
             with pytest.raises(PeerError, match="The server cannot keep a run in"):
                 first.keeper.begin()
+            with pytest.raises(PeerError, match="The server cannot keep a run in"):
+                Served(tmp_path / "before")  # it would end again in its first round
         shutil.copytree(tmp_path / "state", tmp_path / "after" / "state")
     for name in ("before", "after"):
         with Served(tmp_path / name) as second:

@@ -505,6 +505,7 @@ def test_the_commands(tmp_path):
         return done.stdout if code == 0 else done.stderr
 
     table = run("summary", "a")
+    assert "state" not in table  # of whole runs, or of those that cannot say so
     assert re.search(r"sync +2 +90\.00% +90\.00% +10\.0 s +40 +10\.2 kB \(6\.3x", table)
     [numbers] = json.loads(run("summary", "a", "--json", "-"))
     assert numbers["communication_share"] == 0.25

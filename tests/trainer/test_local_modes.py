@@ -404,7 +404,7 @@ def test_participation_is_refused_where_nobody_waits(tmp_path):
         *("train", "--cpu", "-n", "lenet", "-dt", "synthetic", "-b", "16", "--max-steps", "16"),
         *("-m", "fedavg", "--local-steps", "8", "--participation", "0.5"),
         launcher=["--parties", "2", "--workers", "1", "--rule", "fedbuff(k=2)"],
-        code=1,
+        code=78,
     )
     assert "`participation` and `weighting` must be left out" in output
     assert "Received: participation=0.5, weighting=None" in output
@@ -444,7 +444,7 @@ def test_workers_of_one_party_that_differ_do_not_back_up(tmp_path):
         *("train", "--cpu", "-n", "lenet", "-dt", "digits", "-m", "esync"),
         *("--backup-dir", str(tmp_path / "backup")),
         launcher=["--parties", "1", "--workers", "2"],
-        code=1,
+        code=78,
     )
     assert "let each be a party, or train without `backup_dir`" in output
     assert "Traceback" not in output

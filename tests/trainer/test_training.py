@@ -411,7 +411,7 @@ def test_modes_that_do_not_fit_the_run_are_refused(tmp_path, mode, launcher, mes
         tmp_path,
         *("train", "--cpu", "-n", "lenet", "-dt", "digits", "--max-steps", "3", *mode),
         launcher=["--workers", "1", *launcher],
-        code=1,
+        code=78,
     )
     assert message in output
     assert re.search(r"\] tf-hips train: error: ", output)

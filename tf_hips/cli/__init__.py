@@ -6,7 +6,7 @@ exit code`. Modules import what is slow inside `run`, and none of them imports T
 command answers at once.
 
 Exit codes: 0, 2 for a wrong command line, 1 for other errors of the command itself, the first
-failing child's own, and 128 + signal.
+failing child's own (78 where no restart would heal its error), and 128 + signal.
 """
 
 import os

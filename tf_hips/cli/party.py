@@ -274,7 +274,12 @@ def start_local_workers(
 
 
 def start_evaluator(
-    job: Job, told: config.Run, processes: int, command: Sequence[str], folder: Path
+    job: Job,
+    told: config.Run,
+    processes: int,
+    command: Sequence[str],
+    folder: Path,
+    max_restarts: int = 0,
 ) -> None:
     """Starts the process that evaluates checkpoints; it meets nobody and joins no server.
 
@@ -284,6 +289,7 @@ def start_evaluator(
         processes: workers of all sites on this machine, which share its cores.
         command: program and arguments.
         folder: private folder for the configuration file.
+        max_restarts: how often it is started again when it fails.
     """
     path = folder / "evaluator.yaml"
     config.dump(dataclasses.replace(told, uplink=None, rule=None, intra=None), path)
@@ -294,7 +300,12 @@ def start_evaluator(
         config.ROLE_VARIABLE: "evaluator",
         "CUDA_VISIBLE_DEVICES": "-1",  # the GPUs are the workers'
     }
-    job.start("evaluator", command, environment, is_follower=True)
+
+    def start(attempt: int) -> None:
+        del attempt  # it goes on after its last line
+        job.start("evaluator", command, environment, is_follower=True)
+
+    job.start_group("evaluator", start, max_restarts)
 
 
 def _attempt(told: config.Run, attempt: int, max_restarts: int) -> config.Run:
@@ -313,8 +324,8 @@ def thread_defaults(environment: Mapping[str, str], processes: int) -> dict[str,
         "OMP_NUM_THREADS": share,
         "TF_NUM_INTRAOP_THREADS": share,
         "TF_NUM_INTEROP_THREADS": str(max(2, int(share))),
-        # Without the notices about oneDNN and instruction sets, which every worker would repeat.
-        "TF_CPP_MIN_LOG_LEVEL": "1",
+        # Its warnings would tell an error that is raised in a round twice more, with all frames.
+        "TF_CPP_MIN_LOG_LEVEL": "2",
     }
     return {name: value for name, value in defaults.items() if name not in environment}
 

@@ -10,7 +10,8 @@ Every child leads a process group of its own (docs/decisions/0024). When it ends
 is killed; when the launcher dies, even by SIGKILL, the kernel ends the child (PR_SET_PDEATHSIG).
 The child that failed first is the one to name: its peers mostly fail because it did.
 
-Children may form a group that is started again, all of it, when one of them fails.
+Children may form a group that is started again, all of it, when one of them fails. A follower that
+fails for good decides nothing: the workers go on to their end, and it is named then.
 """
 
 import contextlib
@@ -32,6 +33,7 @@ from types import TracebackType
 from typing import IO
 
 from tf_hips.cli.output import Printer, Splitter
+from tf_hips.errors import NO_RESTART
 
 _PR_SET_PDEATHSIG = 1
 _PRCTL = ctypes.CDLL(None).prctl
@@ -74,7 +76,10 @@ class Failure:
 
 @dataclasses.dataclass(eq=False)
 class _Child:
-    """A started process. `code` is None while it runs; times are `time.monotonic()` seconds."""
+    """A started process. `code` is None while it runs; times are `time.monotonic()` seconds.
+
+    `is_given_up`: it is a follower that has failed for good.
+    """
 
     role: str
     process: subprocess.Popen[bytes]
@@ -84,10 +89,16 @@ class _Child:
     code: int | None = None
     ended_s: float = 0.0
     traceback_s: float | None = None
+    is_given_up: bool = False
 
     @property
     def failed(self) -> bool:
         return self.code is not None and self.code != 0
+
+    @property
+    def decides(self) -> bool:
+        """Whether it has failed, and somebody must be started again or all must end."""
+        return self.failed and not self.is_given_up
 
     @property
     def trouble_s(self) -> float:
@@ -108,8 +119,9 @@ class _Group:
     attempt: int = 0
 
     def may_restart(self, child: _Child) -> bool:
-        is_right = not self.only_killed or (child.code or 0) < 0
-        return is_right and self.attempt < self.max_restarts
+        is_killed = (child.code or 0) < 0
+        helps = is_killed or (child.code != NO_RESTART and not self.only_killed)
+        return helps and self.attempt < self.max_restarts
 
     def pause_s(self) -> float:
         """Seconds before it is started again."""
@@ -198,7 +210,8 @@ class Job:
             environment: the whole environment of the process.
             is_service: the job is over when all others have ended; this one is then expected to
                 end, too.
-            is_follower: it may be long about what the workers have left, but not for ever.
+            is_follower: it may be long about what the workers have left, but not for ever. They go
+                on without it; its failure is that of the job where nothing else has failed.
             death_signal: what the process gets when the launcher dies.
 
         Raises:
@@ -242,7 +255,8 @@ class Job:
         Args:
             name: of the group, for messages.
             start: starts them all; gets how often they were started before.
-            max_restarts: how often they are started again; then a failure is that of the job.
+            max_restarts: how often they are started again; then a failure is that of the job, and
+                so is one that no restart heals (`errors.NO_RESTART`).
             only_killed: whether they are started again only where a signal has ended one.
         """
         self._start_group(_Group(name, start, max_restarts, only_killed))
@@ -257,7 +271,7 @@ class Job:
         """
         deadline = time.monotonic() + seconds
         while not self._is_told_to_end():
-            if any(child.failed for child in self._children):
+            if any(child.decides for child in self._children):
                 if not self._restart():
                     return None
                 deadline = time.monotonic() + seconds
@@ -291,7 +305,7 @@ class Job:
             return Failure(
                 late.role, 1, f"still there {follower_grace_s:g} s after the last worker"
             )
-        if not any(child.failed for child in self._children):
+        if not any(child.decides for child in self._children):
             self._turn_until(lambda: self._is_over() or self._is_told_to_end(), service_grace_s)
             if self._is_told_to_end():
                 return self._end_by_signal()
@@ -300,7 +314,7 @@ class Job:
                 self.stop()
                 reason = f"still there {service_grace_s:g} s after the last worker"
                 return Failure(stuck[0].role, 1, reason, is_stuck=True)
-        first = min((c for c in self._children if c.failed), key=lambda c: c.ended_s, default=None)
+        first = min((c for c in self._children if c.decides), key=lambda c: c.ended_s, default=None)
         if first is not None:
             self._turn_until(
                 lambda: self._is_told_to_end() or not self._running_suspects(first),
@@ -312,7 +326,7 @@ class Job:
         if not failed:
             return None
         # At the same instant, a signal is the cause and an exit code the consequence.
-        culprit = min(failed, key=lambda c: (c.trouble_s, (c.code or 0) > 0))
+        culprit = min(failed, key=lambda c: (c.is_given_up, c.trouble_s, (c.code or 0) > 0))
         return _failure(culprit)
 
     def _wait_for_workers(self, follower_grace_s: float) -> None:
@@ -355,11 +369,24 @@ class Job:
             self._group = None
 
     def _restart(self) -> bool:
-        """Starts groups again of which a child has failed; False where nothing is to be done."""
-        failed = [child for child in self._children if child.failed]
-        groups = list({id(one.group): one.group for one in failed if one.group}.values())
-        if not failed or not all(one.group and one.group.may_restart(one) for one in failed):
+        """Starts groups again of which a child has failed; False where nothing is to be done.
+
+        A follower that may not be started again is given up.
+        """
+        # One that is ending may say by its code that no restart helps.
+        self._turn_until(
+            lambda: self._is_told_to_end() or not self._is_group_ending(), _TRACEBACK_WINDOW_S
+        )
+        failed = [child for child in self._children if child.decides]
+        lost = [child for child in failed if not (child.group and child.group.may_restart(child))]
+        if self._is_told_to_end() or not failed or not all(child.is_follower for child in lost):
             return False
+        for child in lost:
+            child.is_given_up = True
+            if any(not one.is_service for one in self._running()):
+                self._say(f"{child.role} failed ({_failure(child).reason}); the workers go on")
+        failed = [child for child in failed if child not in lost]
+        groups = list({id(one.group): one.group for one in failed if one.group}.values())
         ended = [child for child in self._children if child.group in groups]
         for group in groups:
             first = min((c for c in failed if c.group is group), key=lambda c: c.ended_s)
@@ -378,6 +405,15 @@ class Job:
             if not self._is_told_to_end():
                 self._start_group(group)
         return True
+
+    def _is_group_ending(self) -> bool:
+        """Whether one of a group that has failed has printed an exception, and still runs."""
+        groups = [child.group for child in self._children if child.decides and child.group]
+        since = time.monotonic() - _TRACEBACK_WINDOW_S
+        return any(
+            child.group in groups and child.traceback_s is not None and child.traceback_s > since
+            for child in self._running()
+        )
 
     def _end(self, children: Sequence[_Child]) -> None:
         """Ends some processes: SIGTERM, after the grace (or a signal to the launcher) SIGKILL."""
@@ -434,7 +470,7 @@ class Job:
     def _is_decided(self) -> bool:
         return (
             self._signal is not None
-            or any(child.failed for child in self._children)
+            or any(child.decides for child in self._children)
             or all(child.is_service for child in self._running())
         )
 

@@ -13,7 +13,7 @@ from tf_hips.cli import arguments
 if TYPE_CHECKING:
     from tf_hips.report import trees
 
-_TEXTS = ("peer", "what", "rounds", "found out by", "reason", "by")  # columns of words
+_TEXTS = ("state", "peer", "what", "rounds", "found out by", "reason", "by")  # columns of words
 _RUN = (
     "a folder of events (--log-dir), a folder of trees (--tree-dir, HiPS, ESync), a summary of "
     "ESync, or a folder of these"

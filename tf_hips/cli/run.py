@@ -91,7 +91,7 @@ def add(commands: Any) -> None:
         metavar="S",
         help="seconds that a party waits for the others, in a round and to join (default 600)",
     )
-    arguments.add_max_restarts(parser, "the workers of a party, or the server,")
+    arguments.add_max_restarts(parser, "the workers of a party, the server or the evaluator")
     party_servers.add(parser)
     uneven.add(parser)
     parser.add_argument("--log-dir", metavar="DIR", help="folder for event logs")
@@ -180,7 +180,8 @@ def _start(
             more=more[place * number : (place + 1) * number],
         )
     if options.evaluator:
-        party.start_evaluator(job, run, options.parties * options.workers, command, folder)
+        number = options.parties * options.workers
+        party.start_evaluator(job, run, number, command, folder, options.max_restarts)
     return None
 
 

@@ -4,6 +4,7 @@
     rounds    one run: accuracy, bytes of the slow tier, fingerprints
     runs      several runs, from events or from trees, as values that can be compared
     trees     logs as HiPS and ESync write and read them
+    ends      whether a run has ended, and how
     peers     who was refused or outvoted, how often, and who has found it out
     choices   how often rules that choose rows have chosen each peer's
     figures   runs beside each other; those of peers in `peer_figures`

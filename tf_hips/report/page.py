@@ -7,12 +7,13 @@ The page holds its figures and styles itself; it opens without a network.
 import html
 import io
 import json
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tf_hips.errors import ConfigError
-from tf_hips.report import figures, peers, runs
+from tf_hips.report import ends, figures, peers, runs
 from tf_hips.report.runs import Run
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 PAGE, NUMBERS = "report.html", "summary.json"
 _DPI = 150
+_STATE_CHARACTERS = 60  # in a table; the numbers have all of it
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 62rem; margin: 2rem auto;
        padding: 0 1rem; }
@@ -138,9 +140,13 @@ def choice_table(found: Sequence[Run]) -> list[list[str]]:
 
 
 def table(found: Sequence[Run]) -> list[list[str]]:
-    """Rows of text, the head first."""
+    """Rows of text, the head first; with how each has ended where not all are whole."""
     head = ["run", "workers", "accuracy", "best", "time", "samples/s", "slow tier", "communication"]
-    return [head, *(_row(run) for run in found)]
+    rows = [head, *(_row(run) for run in found)]
+    if all(run.state in (None, ends.ENDED) for run in found):
+        return rows
+    states = ["state", *(textwrap.shorten(run.state or "-", _STATE_CHARACTERS) for run in found)]
+    return [[*row, state] for row, state in zip(rows, states, strict=True)]
 
 
 def _row(run: Run) -> list[str]:

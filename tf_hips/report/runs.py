@@ -19,7 +19,7 @@ from typing import Any
 from tf_hips import log
 from tf_hips.errors import ConfigError
 from tf_hips.log import Event
-from tf_hips.report import choices, peers, rounds, trees
+from tf_hips.report import choices, ends, peers, rounds, trees
 from tf_hips.report.choices import Share
 from tf_hips.report.peers import Mark
 
@@ -74,6 +74,7 @@ class Run:
         marks: what was found out about its peers.
         shares: how often rules have chosen the rows of each.
         result: as one of `points`, the model that the run ended with; None: logs do not say.
+        state: whether it has ended, as `ends.state` says.
     """
 
     label: str
@@ -91,6 +92,7 @@ class Run:
     marks: tuple[Mark, ...] = ()
     shares: tuple[Share, ...] = ()
     result: tuple[float, float] | None = None
+    state: str | None = None
 
     @property
     def is_iid(self) -> bool:
@@ -289,6 +291,7 @@ def from_events(events: Sequence[Event], source: Path) -> Run:
         marks=peers.marks(of_all),
         shares=choices.shares(of_all),
         result=None if ended is None else ((ended[0] - begin) / 1e6, ended[1]),
+        state=ends.state(events, facts),
     )
 
 
@@ -442,6 +445,7 @@ def facts(run: Run) -> dict[str, Any]:
         "subject": run.subject,
         "mode": run.mode,
         "split": run.split,
+        "state": run.state,
         "workers": run.num_workers,
         "accuracy": run.accuracy,
         "best_accuracy": run.best_accuracy,

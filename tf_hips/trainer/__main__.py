@@ -55,6 +55,7 @@ def _complain_as(name: str) -> None:
             before(kind, error, trace)
         elif is_ours:
             sys.stderr.write(f"{name}: error: {' '.join(str(error).split())}\n")
+            errors.end_launched(error)
 
     sys.excepthook = hook
 

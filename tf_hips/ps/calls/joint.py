@@ -22,7 +22,14 @@ from collections.abc import Callable, Iterable, Iterator
 import grpc
 
 from tf_hips.config import Uplink
-from tf_hips.errors import NonFiniteError, PeerError, ProtocolError, TfHipsError, ToleranceError
+from tf_hips.errors import (
+    ENDED,
+    NonFiniteError,
+    PeerError,
+    ProtocolError,
+    TfHipsError,
+    ToleranceError,
+)
 from tf_hips.ps.client.link import Link, Patience
 from tf_hips.ps.robust.joint import LEAD, JointStore
 from tf_hips.ps.rules.joint import Report, Verdict
@@ -30,7 +37,7 @@ from tf_hips.ps.security import tls
 from tf_hips.ps.session.members import Caller
 from tf_hips.ps.session.session import Session
 from tf_hips.ps.session.settings import ServerConfig
-from tf_hips.ps.session.waiting import ENDED, TELLS_AFTER_S
+from tf_hips.ps.session.waiting import TELLS_AFTER_S
 from tf_hips.ps.terms.assignment import Shard
 from tf_hips.ps.transport import wire
 from tf_hips.ps.transport.sockets import split_address

@@ -31,6 +31,7 @@ import grpc
 
 from tf_hips import log
 from tf_hips.errors import (
+    ENDED,
     NonFiniteError,
     PacketError,
     PeerError,
@@ -50,7 +51,7 @@ from tf_hips.ps.client.vote import REPLICA, SEAT
 from tf_hips.ps.session.members import Caller
 from tf_hips.ps.session.session import Session
 from tf_hips.ps.session.settings import ServerConfig
-from tf_hips.ps.session.waiting import ENDED, STOPPED, HungUpError
+from tf_hips.ps.session.waiting import STOPPED, HungUpError
 from tf_hips.ps.terms.tree import check_workers, read_groups, read_guards, read_leaves
 from tf_hips.ps.transport import wire
 from tf_hips.ps.transport.calls_at_once import CallsAtOnce, CrowdedError

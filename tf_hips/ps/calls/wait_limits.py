@@ -11,13 +11,13 @@ import threading
 import time
 
 from tf_hips.config import Uplink
-from tf_hips.errors import ConfigError, PeerError, TfHipsError
+from tf_hips.errors import ENDED, ConfigError, PeerError, TfHipsError
 from tf_hips.ps.client.link import Link
 from tf_hips.ps.client.passage import read_terms
 from tf_hips.ps.client.shards import SEPARATOR
 from tf_hips.ps.security import tls
 from tf_hips.ps.session.settings import ServerConfig
-from tf_hips.ps.session.waiting import ENDED, STOPPED
+from tf_hips.ps.session.waiting import STOPPED
 from tf_hips.ps.transport.sockets import split_address
 
 # Seconds that a server waits for longer than the one above it: an answer has to travel.

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from tf_hips import log
 from tf_hips.config import Uplink
-from tf_hips.errors import ConfigError, PeerError, ProtocolError, TfHipsError
+from tf_hips.errors import ENDED, ConfigError, PeerError, ProtocolError, TfHipsError
 from tf_hips.ps.client.backups import Backups, Give
 from tf_hips.ps.client.exchange import Exchange
 from tf_hips.ps.client.link import Link, detail
@@ -174,9 +174,7 @@ class Client:
         terms = read_terms(self.link.control("Terms", b"", deadline_s))
         self._shard.check(self._uplink.server, terms["shard"])
         if self._must_be_back and terms["is_over"]:
-            raise PeerError(
-                f"Server {self._uplink.server}: the run is over, so no process can come back to it."
-            )
+            raise PeerError(f"Server {self._uplink.server}: {ENDED}No process can come back to it.")
         self._is_durable = terms["is_durable"]
         self._max_gather_bytes = terms["max_gather_bytes"]
         self.wait_s = max(deadline_s, terms["round_timeout_s"] + _MARGIN_S)

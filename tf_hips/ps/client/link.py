@@ -20,6 +20,7 @@ import grpc
 from tf_hips import log
 from tf_hips.config import Uplink
 from tf_hips.errors import (
+    ENDED,
     ConfigError,
     NonFiniteError,
     PacketError,
@@ -400,7 +401,7 @@ class Link:
                                 self.on_request(news)
                             continue
                         reason, error = news
-                        self._end(f"The run has ended. {reason}", error)
+                        self._end(f"{ENDED}{reason}", error)
                         return
                     if stream.code() == grpc.StatusCode.OK:
                         return  # this child has left

@@ -56,9 +56,12 @@ class JournalRecorder(Recorder):
             self._past.start()
         return self._past
 
-    def attach(self, journal: Journal, session: Session, snapshot_bytes: int = 0) -> None:
+    def attach(
+        self, journal: Journal, session: Session, snapshot_bytes: int = 0, *, is_restored: bool
+    ) -> None:
         """From now on `journal` gets what `session` accepts."""
         self._snapshot_bytes = snapshot_bytes
+        self.restored_from = str(self._folder.path) if is_restored else None
 
         def tell() -> None:
             with session.changed:
@@ -81,11 +84,22 @@ class JournalRecorder(Recorder):
             return 0
         return self._journal.append(kind, to_payload(fields, data))
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether what was accepted could not be kept."""
+        return self._journal is not None and self._journal.failure is not None
+
     def settle(self) -> str | None:
         """Waits until all that was taken down is durable; why it will never be, or None."""
         if self._journal is None or self._journal.settle():
             return None
         return self._journal.failure
+
+    def disown(self, reason: str) -> None:
+        """What is kept is older than the run, which ends: it stays as it is, without that end."""
+        self.is_disowned = True
+        if self._journal is not None:
+            self._journal.give_up(reason)
 
     def begin_round(
         self,
@@ -205,13 +219,15 @@ class Keeper:
         self._events = events
         self._clock = clock
         self._recorder: JournalRecorder | None = None
+        self._was_cut_off = False  # the session before, by a disk that failed
 
     def restore(self) -> Session | None:
         """The session that is in the folder; None where there is none, or it is over.
 
         Raises:
-            StateError: the files are damaged, or another run's or server's.
-            ConfigError: they cannot be written to.
+            StateError: the files are damaged, or another run's or server's, or cannot be written
+                to.
+            PeerError: the disk is full.
         """
         began = time.monotonic()
         recorder = JournalRecorder(self._folder, self._events)
@@ -225,8 +241,9 @@ class Keeper:
             if session.is_over and not session.owes_leave:
                 log.info("The run in %s is over; a new one begins.", self._folder.path)
                 return None
+            self._try_room()
             journal = recovery.resume()
-        except StateError:
+        except (StateError, PeerError):
             session.end("It cannot be restored.")
             raise
         except OSError as error:
@@ -242,9 +259,23 @@ class Keeper:
                 f"this server can do again. Received: {type(error).__name__}: {error}"
             ) from error
         self._recorder = recorder
-        recorder.attach(journal, session, recovery.snapshot_bytes)
+        recorder.attach(journal, session, recovery.snapshot_bytes, is_restored=True)
         self._tell(session, recovery, time.monotonic() - began)
         return session
+
+    def renew(self) -> Session:
+        """The session after one that is over: where the disk has failed, the same one as it was.
+
+        Raises:
+            StateError: as for `restore`.
+            PeerError: the folder cannot be written to.
+        """
+        if self._recorder is not None:
+            self._was_cut_off = self._recorder.has_failed
+            self._release()
+        found = self.restore() if self._was_cut_off else None
+        self._was_cut_off = False
+        return found if found is not None else self.begin()
 
     def begin(self) -> Session:
         """A new session; what the folder held before is deleted.
@@ -259,7 +290,7 @@ class Keeper:
             journal = Journal.begin(self._folder)
         except OSError as error:
             raise PeerError(f"The server cannot keep a run in {self._base}: {error}.") from error
-        recorder.attach(journal, session)
+        recorder.attach(journal, session, is_restored=False)
         self._recorder = recorder
         return session
 
@@ -267,6 +298,12 @@ class Keeper:
         """Writes what waits, and gives the folder up."""
         self._release()
         self._folder.close()
+
+    def _try_room(self) -> None:
+        try:
+            self._folder.try_room()
+        except OSError as error:
+            raise PeerError(f"The server cannot keep a run in {self._base}: {error}.") from error
 
     def _release(self) -> None:
         if self._recorder is not None:
@@ -287,8 +324,8 @@ class Keeper:
         )
         if recovery.cut_bytes:
             log.warning(
-                "%s ended in %d bytes that were being written. They are cut off; nobody was told "
-                "of them.",
+                "%s ended in %d bytes of a record that is not whole. They are cut off; a server "
+                "that was killed has told nobody of them.",
                 self._folder.path,
                 recovery.cut_bytes,
             )

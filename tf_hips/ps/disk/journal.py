@@ -31,6 +31,7 @@ COMPLETE = 255  # the kind of a snapshot's last record: how many stand before it
 _COUNT = struct.Struct("<Q")
 _NAME = re.compile(r"(journal|snapshot)-([0-9]{6,})")
 _MAX_PIECES = 512  # of one writev; Linux takes 1024
+_ROOM_BYTES = 1 << 20  # without which nothing is begun or goes on
 
 
 class Folder:
@@ -114,6 +115,21 @@ class Folder:
     def sync(self) -> None:
         """Makes names and deletions durable."""
         sync_folder(self.path)
+
+    def try_room(self) -> None:
+        """Looks whether the disk takes anything at all.
+
+        Raises:
+            OSError: it does not.
+        """
+        path = self.path / ".room-000000"
+        descriptor = self.make_unnamed(self.path / "room-000000")
+        try:
+            write(descriptor, [bytes(_ROOM_BYTES)])
+            os.fsync(descriptor)  # some file systems look for the blocks only then
+        finally:
+            os.close(descriptor)
+            path.unlink()
 
     def remove_before(self, number: int) -> None:
         """Deletes what a state that begins with `number` does not need."""
@@ -345,10 +361,14 @@ class Journal:
         """Gives up: nothing more is durable. What is on disk stays as it is."""
         text = error.strerror if isinstance(error, OSError) else None
         text = text or f"{type(error).__name__}: {error}"
+        self.give_up(f"The server cannot keep the run: {what}: {text}.")
+
+    def give_up(self, reason: str) -> None:
+        """Keeps nothing more, for a reason; the first one stands. What is on disk is left alone."""
         with self._lock:
             if self.failure is not None:
                 return
-            self.failure = f"The server cannot keep the run: {what}: {text}."
+            self.failure = reason
             self._queue.clear()
             self._lock.notify_all()
         self._on_failure(self.failure)

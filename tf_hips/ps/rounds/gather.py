@@ -36,6 +36,7 @@ from collections.abc import Iterable, Sequence
 from tf_hips.errors import PeerError, ProtocolError
 from tf_hips.ps.terms import tree
 from tf_hips.ps.terms.past import MOST_IN_MEMORY
+from tf_hips.ps.terms.recorder import AheadError
 from tf_hips.ps.transport.wire import Assembler, Buffer
 
 LABEL_BYTES = 1000
@@ -200,10 +201,10 @@ class Gathers:
         if number not in self._gathers:
             due, oldest = self._next(child), min(self._gathers)
             kept = f"one of {oldest} to {due}" if oldest < due else f"{due}"
-            raise ProtocolError(
-                f"The gather must be {kept}, which is next. Received: gather {number}"
-                + (". Older ones are not kept: back up more often" if number < due else "")
-            )
+            text = f"The gather must be {kept}, which is next. Received: gather {number}"
+            if number >= due:
+                raise AheadError(text, f"gather {number}", f"gather {due}")
+            raise ProtocolError(f"{text}. Older ones are not kept: back up more often")
         if child in self._uploads:
             self._uploads[child].give_up()
         self._uploads[child] = Upload(self.limit)

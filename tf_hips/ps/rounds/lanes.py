@@ -21,7 +21,7 @@ from tf_hips.ps.rounds.round import Packet
 from tf_hips.ps.rules import UpdateRule
 from tf_hips.ps.terms.model import Model
 from tf_hips.ps.terms.past import Past
-from tf_hips.ps.terms.recorder import Recorder
+from tf_hips.ps.terms.recorder import AheadError, Recorder
 from tf_hips.ps.transport.wire import Buffer
 
 
@@ -114,10 +114,13 @@ class Lane:
             if number == newest or self.past.has(number):
                 return False
             if number != newest + 1:
-                raise ProtocolError(
+                text = (
                     f"The round of site `{self.site}` must be one of {self.oldest} to "
                     f"{newest + 1}. Received: round {number}"
                 )
+                if number > newest:
+                    raise AheadError(text, f"round {number}", f"round {newest}")
+                raise ProtocolError(text)
             num_chunks = len(self.chunks)
             if len(self.current.order) < num_chunks:
                 raise ProtocolError(

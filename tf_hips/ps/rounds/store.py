@@ -50,7 +50,7 @@ from tf_hips.ps.rules.updates import Updates
 from tf_hips.ps.terms.assignment import WHOLE, Shard
 from tf_hips.ps.terms.model import Model
 from tf_hips.ps.terms.past import Past
-from tf_hips.ps.terms.recorder import Kind, Recorder
+from tf_hips.ps.terms.recorder import AheadError, Kind, Recorder
 from tf_hips.ps.transport.wire import Buffer
 
 KEPT_ROUNDS = 2
@@ -176,10 +176,13 @@ class Store(Telling):
             newest = max(self._rounds)
             if number != newest + 1:
                 advice = TOO_LATE if self.partial is not None and number < self.oldest else ""
-                raise ProtocolError(
+                text = (
                     f"The round must be one of {self.oldest} to {newest + 1}. "
                     f"Received: round {number}{advice}"
                 )
+                if number > newest:
+                    raise AheadError(text, f"round {number}", f"round {newest}")
+                raise ProtocolError(text)
             if self._rounds[newest].num_merged < len(self.chunks):
                 raise ProtocolError(
                     f"Round {number} cannot begin before round {newest} is merged: "

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tf_hips import log
 from tf_hips.config import write_whole
-from tf_hips.errors import PeerError
+from tf_hips.errors import PeerError, StateError
 from tf_hips.ps.server.server import Server
 from tf_hips.ps.session.settings import ServerConfig
 
@@ -28,6 +28,7 @@ def serve(config: ServerConfig, announce: str | Path | None = None) -> None:
 
     Raises:
         PeerError: with `once`, when the run ended for a reason; or it ended below its quorum.
+        StateError: the state that it was restored from is older than the run; it stays as it is.
     """
     server = Server(config)
     server.start()
@@ -46,7 +47,7 @@ def serve(config: ServerConfig, announce: str | Path | None = None) -> None:
     finally:
         server.stop()
     if reason is not None:
-        raise PeerError(reason)
+        raise StateError(reason) if server.has_older_state else PeerError(reason)
 
 
 def _vanish() -> None:

@@ -18,7 +18,7 @@ import grpc
 
 from tf_hips import log
 from tf_hips.config import Tls
-from tf_hips.errors import ConfigError, PeerError, ProtocolError
+from tf_hips.errors import ENDED, ConfigError, PeerError, ProtocolError
 from tf_hips.ps.calls.admission import Admission
 from tf_hips.ps.calls.joint import Judge, Lead, judge_of
 from tf_hips.ps.calls.service import Calls
@@ -34,7 +34,7 @@ from tf_hips.ps.server.status import Metrics, snapshot
 from tf_hips.ps.server.uplink import Upper
 from tf_hips.ps.session.session import Session
 from tf_hips.ps.session.settings import ServerConfig, terms_of
-from tf_hips.ps.session.waiting import ENDED, STOPPED
+from tf_hips.ps.session.waiting import STOPPED
 from tf_hips.ps.transport import wire
 from tf_hips.ps.transport.calls_at_once import MAX_CALLS
 
@@ -145,7 +145,9 @@ class Server:
                 log.warning("Metrics are plain HTTP for whoever reaches this address")
 
     def wait(self) -> str | None:
-        """Waits until the run is over and `once` is set, or is below its quorum, or until `stop`.
+        """Waits until the run is over and `once` is set, or nobody can go on, or until `stop`.
+
+        Nobody can below the quorum, or with a state that is older than the run.
 
         Returns:
             None after a run that all children left in peace or after `stop`, else why the run
@@ -233,23 +235,35 @@ class Server:
             self._metrics.stop()
             self._metrics = None
 
+    @property
+    def has_older_state(self) -> bool:
+        """Whether the run has ended because the state that it was restored from is older."""
+        return self._session.is_disowned
+
     def _tell(self, text: str) -> None:
         """Says what has become of a file that has changed."""
         self._events.write("changed", text=text)
         log.warning("%s", text)
 
     def _is_done(self, session: Session) -> bool:
-        is_over = session.is_over and (self._config.once or session.is_below_quorum)
+        # Somebody has to look, and another run must not replace what is there.
+        must_end = session.is_below_quorum or session.is_disowned
+        is_over = session.is_over and (self._config.once or must_end)
         return self._stopped.is_set() or is_over
 
     def _renew(self) -> None:
-        """Begins a new session where a process that joins finds one that is over."""
+        """Begins a new session where a process that joins finds one that is over.
+
+        One that has ended because the disk failed goes on, as in a server that is started again.
+        """
         if self._stopped.is_set() and self._session.is_over:
             raise PeerError(f"{ENDED}{STOPPED}")
         if not self._session.is_over or self._config.once:
             return
+        if self._session.is_disowned:
+            raise PeerError(f"{ENDED}{self._session.ended}")
         self._session = (
-            self._keeper.begin()
+            self._keeper.renew()
             if self._keeper
             else Session(self._terms, tell=self._events.write_later)
         )

@@ -25,7 +25,14 @@ from typing import Any
 
 from tf_hips import log
 from tf_hips.config import Uplink
-from tf_hips.errors import NonFiniteError, PeerError, ProtocolError, TfHipsError, ToleranceError
+from tf_hips.errors import (
+    ENDED,
+    NonFiniteError,
+    PeerError,
+    ProtocolError,
+    TfHipsError,
+    ToleranceError,
+)
 from tf_hips.ops import compressor as compressors
 from tf_hips.ps import rules
 from tf_hips.ps.client.shards import Connection, connect
@@ -38,7 +45,6 @@ from tf_hips.ps.rules.way_down import SAME
 from tf_hips.ps.server.relays import Passed, PassedWeights, Passing, SketchPassing
 from tf_hips.ps.session.members import no_quorum
 from tf_hips.ps.session.session import Session
-from tf_hips.ps.session.waiting import ENDED
 from tf_hips.ps.terms.tree import MAX_LEAVES, Place
 
 # Rounds after which the server above is told what this one cannot need any more: a call each time.

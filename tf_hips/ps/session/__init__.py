@@ -15,6 +15,7 @@
     waiting       calls that wait for other children, and the end of the run
     departing     how children leave or are lost, and whether the others go on
     comeback      another process of a site takes over from one that was killed
+    ahead         whether a child is further than what was restored: a state that is older
     handover      backups, from a site that has one to a site that has lost its own
     description   what a run is doing, for those who ask how it goes
 

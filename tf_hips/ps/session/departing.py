@@ -12,13 +12,13 @@ import threading
 from collections.abc import Iterable
 
 from tf_hips import log
-from tf_hips.errors import PeerError, ProtocolError, TfHipsError
+from tf_hips.errors import ENDED, PeerError, ProtocolError, TfHipsError
 from tf_hips.ps.session.closing import Closing
 from tf_hips.ps.session.comeback import Comeback
 from tf_hips.ps.session.members import Caller, Members, Terms
 from tf_hips.ps.session.presence import Presence
 from tf_hips.ps.session.state import State
-from tf_hips.ps.session.waiting import ENDED, Waiting
+from tf_hips.ps.session.waiting import Waiting
 from tf_hips.ps.terms.recorder import Kind, Recorder
 
 

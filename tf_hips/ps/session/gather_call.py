@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from tf_hips.errors import ProtocolError
 from tf_hips.ps.rounds.gather import Upload
+from tf_hips.ps.session.ahead import Ahead
 from tf_hips.ps.session.closing import Closing
 from tf_hips.ps.session.comeback import Comeback
 from tf_hips.ps.session.members import Caller, Child
@@ -26,6 +27,7 @@ class Gathering:
     def __init__(
         self,
         state: State,
+        ahead: Ahead,
         waiting: Waiting,
         comeback: Comeback,
         check: Callable[[Caller], Child],
@@ -37,6 +39,7 @@ class Gathering:
 
         Args:
             state: of the run.
+            ahead: knows whether a child is further than what was restored.
             waiting: the session's waiting calls.
             comeback: knows what children that have come back may do.
             check: called first by each call, with the lock held; raises if the caller may not.
@@ -45,6 +48,7 @@ class Gathering:
             closing: closes gathers without some children; None: they wait for all.
         """
         self.changed = state.changed
+        self._ahead = ahead
         self._gathers = state.gathers
         self._members = state.members
         self._recorder = state.recorder
@@ -60,10 +64,13 @@ class Gathering:
 
         Raises:
             ProtocolError: it is not the gather's turn.
+            StateError: the session was restored from a state that is older than the run.
         """
         with self.changed:
             self._joined(caller)
-            return self._gathers.begin(caller.child, number)
+            return self._ahead.taken(
+                caller.child, lambda: self._gathers.begin(caller.child, number)
+            )
 
     def has_payload(self, caller: Caller, number: int) -> bool:
         """Whether the caller need not send its payload for gather `number` again.

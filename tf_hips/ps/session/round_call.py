@@ -11,6 +11,7 @@ from tf_hips.errors import ProtocolError
 from tf_hips.ps.robust.joint import JointStore
 from tf_hips.ps.rounds.round import Packet, Rounds
 from tf_hips.ps.rounds.store import Store
+from tf_hips.ps.session.ahead import Ahead
 from tf_hips.ps.session.closing import Closing
 from tf_hips.ps.session.members import Caller, Child
 from tf_hips.ps.session.state import State
@@ -24,6 +25,7 @@ class Exchanging:
     def __init__(
         self,
         state: State,
+        ahead: Ahead,
         waiting: Waiting,
         check: Callable[[Caller], Child],
         check_there: Callable[[str, Iterable[int]], None],
@@ -35,6 +37,7 @@ class Exchanging:
 
         Args:
             state: of the run.
+            ahead: knows whether a child is further than what was restored.
             waiting: the session's waiting calls.
             check: called first by each call, with the lock held; raises if the caller may not.
             check_there: gets what is waited for, and for whom; raises if one of them has left.
@@ -43,6 +46,7 @@ class Exchanging:
             closing: closes rounds without some children; None: they wait for all.
         """
         self.changed = state.changed
+        self._ahead = ahead
         self._state = state
         self._members = state.members
         self._recorder = state.recorder
@@ -79,6 +83,7 @@ class Exchanging:
 
         Raises:
             ProtocolError: it is not the round's turn, or the weight is not taken.
+            StateError: the session was restored from a state that is older than the run.
             PeerError: the other parties have not agreed on the model in time.
         """
         members = self._members
@@ -97,7 +102,9 @@ class Exchanging:
             if store is None:
                 raise ProtocolError("The model is not agreed on.")
             rounds = store.of(caller.child)
-            is_new = self._state.begin_round(rounds, number, caller.child)
+            is_new = self._ahead.taken(
+                caller.child, lambda: self._state.begin_round(rounds, number, caller.child)
+            )
             if is_new:
                 self._recorder.begin_round(self._capture, store.release, self._state.archive)
             if weight is not None:

@@ -32,10 +32,11 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from tf_hips.errors import PeerError, ProtocolError, TfHipsError
+from tf_hips.errors import ENDED, PeerError, ProtocolError, TfHipsError
 from tf_hips.log import Tell
 from tf_hips.ps.rounds.asynchronous import AsynchronousStore
 from tf_hips.ps.rounds.store import Store
+from tf_hips.ps.session.ahead import Ahead
 from tf_hips.ps.session.closing import Closing
 from tf_hips.ps.session.comeback import Comeback
 from tf_hips.ps.session.departing import Departing
@@ -110,8 +111,10 @@ class Session(Departing):
         sync = FirstSync(self._state, self.changed, self._waiting, self._joined, self.settle)
         self.begin_sync, self.upload, self.download = sync.begin, sync.upload, sync.download
         self.first_sync = sync
+        ahead = Ahead(self._members, self._recorder)
         values = Gathering(
             self._state,
+            ahead,
             self._waiting,
             self._comeback,
             self._joined,
@@ -123,6 +126,7 @@ class Session(Departing):
         self.wait_gather, self.answer_gather = values.wait, values.answer
         rounds = Exchanging(
             self._state,
+            ahead,
             self._waiting,
             self._joined,
             self._check_there,
@@ -166,6 +170,11 @@ class Session(Departing):
     def ended(self) -> str | None:
         """Why the run has ended, if it has."""
         return self._waiting.ended
+
+    @property
+    def is_disowned(self) -> bool:
+        """Whether the run has ended because the state that it was restored from is older."""
+        return self._recorder.is_disowned
 
     @property
     def is_below_quorum(self) -> bool:
@@ -247,7 +256,7 @@ class Session(Departing):
         """
         failure = self._recorder.settle()
         if failure is not None:
-            raise PeerError(f"The run has ended. {failure}")
+            raise PeerError(f"{ENDED}{failure}")
 
     def describe(self) -> dict[str, Any]:
         """What the run is doing, as `description.describe` says."""

@@ -19,11 +19,9 @@ import time
 from collections.abc import Callable, Collection, Mapping
 
 from tf_hips import log
-from tf_hips.errors import PeerError, ProtocolError, TfHipsError
+from tf_hips.errors import ENDED, PeerError, ProtocolError, TfHipsError
 from tf_hips.ps.session.members import Caller, Members
 
-# What the end of a run is told with, before its reason.
-ENDED = "The run has ended. "
 # The reason of a server that is told to end.
 STOPPED = "The server was stopped."
 # Seconds that others wait for a child whose step failed; its script may catch the error and go on.

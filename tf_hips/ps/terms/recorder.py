@@ -16,6 +16,7 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tf_hips.errors import ProtocolError
 from tf_hips.ps.terms.past import Past
 from tf_hips.ps.transport.wire import Buffer
 
@@ -73,6 +74,15 @@ class Kind(enum.IntEnum):
 Entry = tuple[Kind, dict[str, Any], Buffer]
 
 
+class AheadError(ProtocolError):
+    """A child comes to what is not the next thing yet; `what` that is, and `end` what is newest."""
+
+    def __init__(self, text: str, what: str, end: str) -> None:
+        super().__init__(text)
+        self.what = what
+        self.end = end
+
+
 def to_payload(fields: dict[str, Any], data: Buffer) -> list[Buffer]:
     """The pieces of a record's payload."""
     head = json.dumps(fields, separators=(",", ":")).encode()
@@ -101,6 +111,10 @@ class Recorder:
     """Where a session tells what it accepts; this one keeps nothing, so nothing waits for it."""
 
     is_keeping = False
+    restored_from: str | None = None
+    """Where the session comes from; None: it has begun here."""
+    is_disowned = False
+    """Whether what is kept turned out to be older than the run."""
 
     @property
     def durable(self) -> int:
@@ -114,6 +128,9 @@ class Recorder:
     def settle(self) -> str | None:
         """Waits until all that was taken down is durable; why it will never be, or None."""
         return None
+
+    def disown(self, reason: str) -> None:
+        """What is kept is older than the run, which ends: it stays as it is, without that end."""
 
     def make_past(self, limit_bytes: int) -> Past:
         """Where the results of a session's older rounds are kept."""
