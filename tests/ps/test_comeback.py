@@ -262,7 +262,7 @@ def test_others_wait_while_a_party_does_its_rounds_again(
 ) -> None:
     """Each of them takes less than a round may stand still, all of them together more."""
     monkeypatch.setattr("tf_hips.ps.client.client._MARGIN_S", 0.2)
-    monkeypatch.setattr("tf_hips.ps.session.waiting.TELLS_AFTER_S", 0.1)
+    monkeypatch.setattr("tf_hips.ps.session.moves.TELLS_AFTER_S", 0.1)
     settings = {"deadline_s": 1.0}
     with (
         serving(certificates, round_timeout_s=1.0) as server,

@@ -48,6 +48,7 @@ from tf_hips.ps.calls.traffic import Flow, Traffic
 from tf_hips.ps.calls.wait_limits import Waits
 from tf_hips.ps.client.vote import REPLICA, SEAT
 from tf_hips.ps.session.members import Caller
+from tf_hips.ps.session.moves import LEAST_BYTES_PER_S
 from tf_hips.ps.session.session import Session
 from tf_hips.ps.session.settings import ServerConfig
 from tf_hips.ps.session.waiting import ENDED, STOPPED, HungUpError
@@ -464,7 +465,9 @@ class Calls:
         flow = Flow(self._traffic, caller.child)
         store = session.begin_round(caller, call.number, weight_of(context))
         poll = poll_of(store, call.number, caller.child, context)
-        reader = Reader(flow.coming(messages), store, session, caller, call)
+        # Servers that share a model share what a child sends at once.
+        step_bytes = LEAST_BYTES_PER_S * self._waits.here.round_timeout_s / self._config.shard[1]
+        reader = Reader(flow.coming(messages), store, session, caller, call.number, step_bytes)
         refused = len(store.refusals(call.number))
         have: set[int] = set()
         if poll.vote():
