@@ -3,12 +3,14 @@
 
 import contextlib
 import json
+import types
 
 import pytest
 
 from tests.strategies.test_hierarchical_ps import SITES, party_environments, serving, write_configs
 from tests.support.ranks import ranks, run_parties
 from tf_hips import config, log
+from tf_hips.errors import ConfigError
 from tf_hips.simulation import calibrated
 
 pytestmark = pytest.mark.tf
@@ -90,7 +92,6 @@ def _train_two_and_one(folder):
 
     from tests.strategies import training
     from tf_hips.comm import primitives
-    from tf_hips.errors import ConfigError
     from tf_hips.loops import ESync
     from tf_hips.strategies import HierarchicalPS, fingerprint
 
@@ -167,7 +168,6 @@ def test_two_uneven_workers_without_a_server(topology, tmp_path):
     from tests.strategies import training
     from tf_hips.callbacks import BackupAndRestore
     from tf_hips.comm import primitives
-    from tf_hips.errors import ConfigError
     from tf_hips.loops import ESync
     from tf_hips.strategies import CompressedRing, fingerprint
 
@@ -366,6 +366,25 @@ def test_options_that_do_not_go_together(options, message):
 
     with pytest.raises(ValueError, match=message):
         ESync(None, None, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rule": "compat", "state_server": "127.0.0.1:1"}, "bounds such claims. .*=.compat"),
+        ({"averaging": "normalised"}, "one number would make all rows longer .*=.normalised"),
+    ],
+)
+def test_what_one_liar_could_use_is_refused_below_a_robust_rule(options, message, monkeypatch):
+    from tf_hips.loops import ESync, engine
+    from tf_hips.strategies import CompressedRing
+
+    strategy = CompressedRing()
+    model = _model(strategy, 0)
+    bearing = types.SimpleNamespace(bears_liars=True)
+    monkeypatch.setattr(engine, "bearing_of", lambda strategy: bearing)
+    with pytest.raises(ConfigError, match=message):
+        ESync(model, strategy, **options)
 
 
 @pytest.mark.parametrize(

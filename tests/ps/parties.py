@@ -3,7 +3,7 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import grpc
@@ -191,7 +191,7 @@ def raw_channel(address: str, identity: Tls | None) -> Iterator[grpc.Channel]:
 
 
 def raw_exchange(
-    channel: grpc.Channel, call: wire.Call, messages: Sequence[bytes]
+    channel: grpc.Channel, call: wire.Call, messages: Iterable[bytes]
 ) -> tuple[grpc.StatusCode, str]:
     """Sends `messages` as an exchange; how the server ends it."""
     stream = channel.stream_stream(f"/{wire.SERVICE}/Exchange")(

@@ -262,7 +262,7 @@ def test_others_wait_while_a_party_does_its_rounds_again(
 ) -> None:
     """Each of them takes less than a round may stand still, all of them together more."""
     monkeypatch.setattr("tf_hips.ps.client.client._MARGIN_S", 0.2)
-    monkeypatch.setattr("tf_hips.ps.session.waiting.TELLS_AFTER_S", 0.1)
+    monkeypatch.setattr("tf_hips.ps.session.moves.TELLS_AFTER_S", 0.1)
     settings = {"deadline_s": 1.0}
     with (
         serving(certificates, round_timeout_s=1.0) as server,
@@ -291,6 +291,8 @@ def test_a_backup_must_be_of_this_run(certificates: Certificates) -> None:
         train_all((a, b), 0, 0)
         with pytest.raises(ProtocolError, match=r"of round 1 at most. Received: round 2"):
             a.client.backed_up(2, 0)
+        with pytest.raises(ProtocolError, match=r"of exact value 1 and of .*, exact value 2$"):
+            a.client.backed_up(1, 2)
         assert a.client._welcome is not None
         a.client._welcome = dataclasses.replace(a.client._welcome, session="another")
         with pytest.raises(ProtocolError, match="must be of this run"):

@@ -150,7 +150,7 @@ def test_who_may_give_below_the_server_of_a_party(
             rule=rule, has_left=False, backup=(3, 0), workers=1, leaves=((site, 1),)
         )
     presence: Any = types.SimpleNamespace(is_there=lambda child: True)
-    handover = Handover(threading.Condition(), members, presence, lambda: False, lambda: None)
+    handover = Handover(threading.Condition(), members, presence, lambda: False, lambda *_: None)
     assert sorted(handover._candidates(None, 1)) == expected
 
 

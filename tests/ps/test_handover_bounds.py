@@ -38,7 +38,7 @@ class Given:
             },
         )
         presence: Any = types.SimpleNamespace(is_there=lambda child: True)
-        self.handover = Handover(self.changed, members, presence, lambda: False, lambda: None)
+        self.handover = Handover(self.changed, members, presence, lambda: False, lambda *_: None)
         self.giver = Caller(0, "", patience_s)
         self.gives: list[threading.Thread] = []
         self.errors: list[PeerError] = []

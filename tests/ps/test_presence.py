@@ -285,7 +285,7 @@ def test_a_round_may_take_as_long_as_bytes_move(
 ) -> None:
     """Several times as long as a round may stand still: nobody gives up."""
     monkeypatch.setattr("tf_hips.ps.client.client._MARGIN_S", 0.3)
-    monkeypatch.setattr("tf_hips.ps.session.waiting.TELLS_AFTER_S", 0.2)
+    monkeypatch.setattr("tf_hips.ps.session.moves.TELLS_AFTER_S", 0.2)
     with (
         serving(certificates, round_timeout_s=2.0) as server,
         Relay(server.port) as relay,

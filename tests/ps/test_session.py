@@ -319,6 +319,34 @@ def test_who_claims_far_more_workers_is_named_below_a_robust_rule(
 def test_a_codec_that_hides_liars_is_a_warning(
     rule: str, compression: str, is_told: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
+    told = _told_to_five(rule, compression, caplog)
+    assert len(told) == is_told
+    assert all("may not find liars among packets of terngrad(" in one for one in told)
+
+
+@pytest.mark.parametrize(
+    ("rule", "is_told"),
+    [
+        ("nnm(f=1) >> mean", True),
+        ("nnm >> mean >> fedavg", True),
+        ("bucketing(s=2) >> mean", True),
+        ("nnm(f=1) >> clip >> mean", False),
+        ("arc(f=1) >> mean", False),
+        ("nnm(f=1) >> median", False),
+        ("mean", False),  # says of nobody that it bears it
+        ("detox(r=3) >> mean", False),
+    ],
+)
+def test_a_chain_that_bears_nobody_is_a_warning(
+    rule: str, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = _told_to_five(rule, "fp32", caplog)
+    assert len(told) == is_told
+    assert all("bears nobody that lies: one row moves the mean at its end" in one for one in told)
+
+
+def _told_to_five(rule: str, compression: str, caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The warnings of a server that five parties join, told no rule itself."""
     sites = ("a", "b", "c", "d", "e")
     session = Session(Terms(sites, None, None, 1 << 30))
     with concurrent.futures.ThreadPoolExecutor(len(sites)) as pool:
@@ -338,8 +366,7 @@ def test_a_codec_that_hides_liars_is_a_warning(
             one.result(PATIENCE_S)
     told = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
     session.end("The test is over.")
-    assert len(told) == is_told
-    assert all("may not find liars among packets of terngrad(" in one for one in told)
+    return told
 
 
 def test_far_larger_is_against_the_lesser_median_of_the_others() -> None:

@@ -482,7 +482,7 @@ def test_leaves_wait_while_a_party_above_does_its_rounds_again(
     """That others go on is heard through the server between them."""
     monkeypatch.setattr("tf_hips.ps.client.client._MARGIN_S", 0.2)
     monkeypatch.setattr("tf_hips.ps.calls.wait_limits._MARGIN_S", 0.2)
-    monkeypatch.setattr("tf_hips.ps.session.waiting.TELLS_AFTER_S", 0.1)
+    monkeypatch.setattr("tf_hips.ps.session.moves.TELLS_AFTER_S", 0.1)
     shapes = ((40, 7), (8,))
     with (
         serving_tree(certificates, MIXED, round_timeout_s=1.0) as servers,

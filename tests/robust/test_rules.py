@@ -160,6 +160,24 @@ def test_f_liars_cannot_move_the_result_away(name: str, pre: str, sent: float) -
         assert np.abs(found).max() <= 2.5 * worst
 
 
+@pytest.mark.parametrize(
+    ("pre", "is_bounded"),
+    [
+        ("nnm(f=1)", False),
+        ("bucketing(s=2)", False),
+        ("nnm(f=1) >> clip", True),
+        ("arc(f=1) >> nnm(f=1)", True),
+    ],
+)
+def test_a_mean_bears_a_liar_only_where_rows_are_shortened(pre: str, is_bounded: bool) -> None:
+    honest = rows_of(4, 64, spread=0.1)
+    rule = robust.parse(f"{pre} >> mean")
+    found = rule(np.concatenate([honest, -1000 * honest[:1]]))  # not absurd
+    longest = np.linalg.norm(honest, axis=1).max()
+    assert (np.linalg.norm(found) <= longest) == is_bounded == rule.is_bounded
+    assert rule.bears(5) == (1 if is_bounded else None)
+
+
 @pytest.mark.parametrize("name", BEAR)
 def test_too_few_rows_are_refused_with_the_formula(name: str) -> None:
     slope, least = value.KINDS[name].needs or (0, 1)

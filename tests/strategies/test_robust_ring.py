@@ -112,6 +112,20 @@ def test_a_fit_goes_on_without_a_rank_of_nan(tmp_path):
         looped.fit(*own, batch_size=training.BATCH, verbose=0)
 
 
+def test_a_chain_that_bears_nobody_is_a_warning(caplog, monkeypatch):
+    from tf_hips import robust
+    from tf_hips.comm import primitives
+    from tf_hips.strategies.robust_party import RobustParty
+
+    monkeypatch.setattr(primitives, "size", lambda: 5)
+    for rule in ("nnm(f=1) >> mean", "mean", "nnm(f=1) >> median"):
+        one = robust.parse(rule)
+        RobustParty(one, None, None, has_plan=False, comp_threshold=0, tell=lambda *_: (None, None))
+    assert [one.getMessage().partition(":")[0] for one in caplog.records] == [
+        "Rule nnm(f=1) >> mean bears nobody that lies"
+    ]
+
+
 # What a step of five gets where the last one sends -20 times its gradient, and the accuracy that is
 # asked for. A median is biased, as the page says; Krum has one batch of five.
 CASES = {

@@ -146,8 +146,8 @@ class ESync(Loop):
 
         Raises:
             ValueError, TypeError: an argument is out of range, or does not go with the rule.
-            ConfigError: the server's rule does not go with rounds, or the state server's address
-                is none.
+            ConfigError: the server's rule does not go with rounds, or a robust one with what is
+                asked for; or the state server's address is none.
             ProtocolError: the strategy has trained already, or serves another loop.
         """
         if rule not in RULES:
@@ -196,6 +196,12 @@ class ESync(Loop):
                 "which a robust rule does not look at: one number would make all rows longer or "
                 f'shorter; averaging="{BOUNDED}" takes medians of them. Received: '
                 f'averaging="{NORMALISED}"; the topmost rule is {above}'
+            )
+        if is_compat and self._bears_liars:
+            raise ConfigError(
+                "The paper's rule believes what workers tell the state server: below a robust rule "
+                "one that says its steps are long would keep the others from ending a round; "
+                f'rule="default" bounds such claims. Received: rule="compat"; the rule is {above}'
             )
         has_others = self._loan.level == WORKER and primitives.size() > 1
         if averaging != AVERAGED and has_others and strategy.has_server:

@@ -26,6 +26,7 @@ from tf_hips.robust.points import Points, only, points
 from tf_hips.robust.rows import Limits, Rejected, Rows, as_rows, refused, totals
 from tf_hips.robust.value import (
     AUTO,
+    SHORTENING,
     PreAggregator,
     Step,
     check_steps,
@@ -132,6 +133,11 @@ class Aggregator:
         return len(self.steps) == 1 and (self.rule.kind.is_coordinate or self.rule.name == "mean")
 
     @property
+    def is_bounded(self) -> bool:
+        """Whether one row moves the result only so far; of a mean, if rows are shortened first."""
+        return self.rule.name != "mean" or any(step.name in SHORTENING for step in self.steps)
+
+    @property
     def is_auto(self) -> bool:
         """Whether a step bears as many bad rows as it can, and no number that was said."""
         return any(step.f == AUTO for step in self.steps)
@@ -169,13 +175,17 @@ class Aggregator:
         return tuple(self._budgets(n, (), 0))
 
     def bears(self, n: int) -> int | None:
-        """How many bad ones of n rows all steps bear that know an f; None: none of them does.
+        """How many bad ones of n rows all steps bear that know an f.
+
+        None: no step knows one, or a mean at the end is of rows of any length, so that one of them
+        moves the result anywhere.
 
         Raises:
             ToleranceError: n rows are not enough; says the formula.
         """
         pairs = zip(self.steps, self.budgets(n), strict=True)
-        return min((f for step, f in pairs if step.f is not None), default=None)
+        known = (f for step, f in pairs if step.f is not None and self.is_bounded)
+        return min(known, default=None)
 
     def __call__(
         self,
@@ -468,6 +478,20 @@ def parse(text: str) -> Aggregator:
         TypeError: `text` is not a string.
     """
     return Aggregator(parse_steps(text))
+
+
+def why_unbounded(rule: Aggregator) -> str | None:
+    """Why a chain bears nobody that lies, for a warning; None: it does, or is a mean that says so.
+
+    Args:
+        rule: any.
+    """
+    if rule.is_bounded or len(rule.steps) == 1:
+        return None
+    return (
+        f"Rule {rule} bears nobody that lies: one row moves the mean at its end anywhere. Take "
+        "another rule at the end, such as trimmed_mean, or `clip` or `arc` before it"
+    )
 
 
 def make(name: str, **params: int | float | str) -> Aggregator:

@@ -45,7 +45,7 @@ from tf_hips.ops.native import Doubles, Floats
 from tf_hips.ops.registry import Parameter, checked
 from tf_hips.robust.aggregator import Aggregation, Aggregator, Decision, Measures
 from tf_hips.robust.rows import Limits, Rejected, Rows, as_rows, totals
-from tf_hips.robust.value import needs_pairs
+from tf_hips.robust.value import SHORTENING, needs_pairs
 
 NAME = "sketched"
 SEED_BYTES = 16
@@ -53,7 +53,6 @@ _HEAD = re.compile(r"\s*sketched\s*(?:\(([^()]*)\)\s*)?", re.ASCII)
 _K = Parameter("k", 512, 16, 1 << 16)
 _WEIGHTED = ("krum", "multi_krum", "geometric_median", "mda", "cge", "mean")
 _CHOOSING = ("krum", "multi_krum", "mda", "cge")
-_SHORTENING = ("clip", "arc")
 _ROUNDING = 1.001  # of norms in float32
 _UNSEEN = 1e-9  # squares of elements below 1e-19 are 0 in float32: no norm has them, sketches do
 
@@ -315,7 +314,7 @@ def why_not(rule: Aggregator) -> str | None:
     elif name not in _WEIGHTED:
         why = "its result is made of sorted values of each coordinate, which no sketch has"
     elif any(
-        step.name in _SHORTENING and needs_pairs(rule.steps[place + 1 :])
+        step.name in SHORTENING and needs_pairs(rule.steps[place + 1 :])
         for place, step in enumerate(rule.steps)
     ):
         why = (

@@ -78,6 +78,8 @@ NAMES = tuple(name for name, kind in KINDS.items() if not kind.is_pre)
 """All aggregators, in the order of docs/robustness.md."""
 PRE_NAMES = tuple(name for name, kind in KINDS.items() if kind.is_pre)
 """All pre-aggregators."""
+SHORTENING = ("clip", "arc")
+"""Pre-aggregators after which no row is longer than others are."""
 ALIASES = {
     "coord-median": "median",
     "coord_median": "median",

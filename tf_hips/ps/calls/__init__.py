@@ -4,6 +4,7 @@
     service       every call: gRPC in, what the session makes of it out
     streams       what comes in over the streams of calls
     traffic       what children have sent and got, counted as it moves
+    written       what has been written of each child, so that it is written once
     admission     who calls, and whether that call may be heard
     refusals      how many refused calls a peer may make
     wait_limits   how long a server waits for its children and its uplink

@@ -35,9 +35,9 @@ from tf_hips.ps.robust.joint import LEAD, JointStore
 from tf_hips.ps.rules.joint import Report, Verdict
 from tf_hips.ps.security import tls
 from tf_hips.ps.session.members import Caller
+from tf_hips.ps.session.moves import TELLS_AFTER_S
 from tf_hips.ps.session.session import Session
 from tf_hips.ps.session.settings import ServerConfig
-from tf_hips.ps.session.waiting import TELLS_AFTER_S
 from tf_hips.ps.terms.assignment import Shard
 from tf_hips.ps.transport import wire
 from tf_hips.ps.transport.sockets import split_address

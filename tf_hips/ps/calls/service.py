@@ -47,8 +47,10 @@ from tf_hips.ps.calls.sketch import poll_of
 from tf_hips.ps.calls.streams import Reader, tell_held, weight_of
 from tf_hips.ps.calls.traffic import Flow, Traffic
 from tf_hips.ps.calls.wait_limits import Waits
+from tf_hips.ps.calls.written import Written
 from tf_hips.ps.client.vote import REPLICA, SEAT
 from tf_hips.ps.session.members import Caller
+from tf_hips.ps.session.moves import LEAST_BYTES_PER_S
 from tf_hips.ps.session.session import Session
 from tf_hips.ps.session.settings import ServerConfig
 from tf_hips.ps.session.waiting import STOPPED, HungUpError
@@ -120,7 +122,7 @@ class Calls:
         self._host = host
         self._pacing = PaceServer(len(config.parties))
         self._at_once = CallsAtOnce(config.parties)
-        self._joined: dict[int, str] = {}  # the process of each child whose joining was written
+        self._written = Written()
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler]:
         """The handlers of all methods, by name.
@@ -305,8 +307,9 @@ class Calls:
         fields["guards"] = read_guards(fields["guards"], is_leaf=is_leaf)
         answer = session.join(caller, **fields)
         self._pacing.begins(session)
-        if self._joined.get(caller.child) != call.process:  # one that asks again fills no disk
-            self._joined[caller.child] = call.process
+        if self._written.is_of_another(session.token, caller.child, "join", call.process):
+            if answer["is_back"]:  # as it was
+                del fields["leaves"], fields["guards"]
             self._events.write(
                 "join",
                 child=caller.child,
@@ -325,13 +328,14 @@ class Calls:
     def _agree_model(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
         fields = wire.from_json(request, shapes=list, round=int)
         session.agree_model(caller, fields["shapes"], fields["round"])
-        self._events.write(
-            "model",
-            child=caller.child,
-            child_site=call.site,
-            tensors=len(fields["shapes"]),
-            round=fields["round"],
-        )
+        if self._written.is_of_another(session.token, caller.child, "model", call.process):
+            self._events.write(
+                "model",
+                child=caller.child,
+                child_site=call.site,
+                tensors=len(fields["shapes"]),
+                round=fields["round"],
+            )
         return b""
 
     def _begin_sync(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
@@ -379,8 +383,9 @@ class Calls:
         reason = wire.from_json(request, reason=(str, type(None)))["reason"]
         reason = None if reason is None else log.printable(reason[:_MOST_CHARACTERS])
         session.leave(caller, reason)
-        self._events.write("leave", child=caller.child, child_site=call.site, reason=reason)
-        log.info("Site %s has left%s", call.site, f": {reason}" if reason else "")
+        if self._written.is_of_another(session.token, caller.child, "leave", call.process):
+            self._events.write("leave", child=caller.child, child_site=call.site, reason=reason)
+            log.info("Site %s has left%s", call.site, f": {reason}" if reason else "")
         return b""
 
     def _back_up(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
@@ -401,7 +406,9 @@ class Calls:
         check_workers([(call.site, fields["workers"])])
         flow = Flow(self._traffic, caller.child)
         yield from flow.going(session.want_backup(caller, held, fields["workers"]))
-        self._events.write("handed_over", child=caller.child, child_site=call.site, **flow.told())
+        if self._written.is_of_another(session.token, caller.child, "handed_over", call.process):
+            told = flow.told()
+            self._events.write("handed_over", child=caller.child, child_site=call.site, **told)
 
     def _give_backup(
         self, messages: Iterable[bytes], call: Call, caller: Caller, session: Session
@@ -445,14 +452,15 @@ class Calls:
             yield b""  # others go on: the child waits on
         session.settle()
         yield from flow.going(wire.bundle(payloads))
-        self._events.write(
-            "gather",
-            number=call.number,
-            child=caller.child,
-            child_site=call.site,
-            attempt=call.attempt,
-            **flow.told(),
-        )
+        if self._written.is_new(session.token, caller.child, "gather", call.number):
+            self._events.write(
+                "gather",
+                number=call.number,
+                child=caller.child,
+                child_site=call.site,
+                attempt=call.attempt,
+                **flow.told(),
+            )
 
     def _exchange(
         self,
@@ -465,7 +473,9 @@ class Calls:
         flow = Flow(self._traffic, caller.child)
         store = session.begin_round(caller, call.number, weight_of(context))
         poll = poll_of(store, call.number, caller.child, context)
-        reader = Reader(flow.coming(messages), store, session, caller, call)
+        # Servers that share a model share what a child sends at once.
+        step_bytes = LEAST_BYTES_PER_S * self._waits.here.round_timeout_s / self._config.shard[1]
+        reader = Reader(flow.coming(messages), store, session, caller, call.number, step_bytes)
         refused = len(store.refusals(call.number))
         have: set[int] = set()
         if poll.vote():
@@ -495,15 +505,16 @@ class Calls:
                     (chunk, memoryview(packet)) for chunk, packet in news if chunk not in have
                 )
                 yield from flow.going(wire.bundle(packets))
-        self._traffic.finished_round(caller.child, flow.seconds)
-        self._events.write(
-            "round",
-            round=call.number,
-            child=caller.child,
-            child_site=call.site,
-            attempt=call.attempt,
-            **flow.told(),
-        )
+        if self._written.is_new(session.token, caller.child, "round", call.number):
+            self._traffic.finished_round(caller.child, flow.seconds)
+            self._events.write(
+                "round",
+                round=call.number,
+                child=caller.child,
+                child_site=call.site,
+                attempt=call.attempt,
+                **flow.told(),
+            )
 
 
 @contextlib.contextmanager

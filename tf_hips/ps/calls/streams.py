@@ -11,7 +11,6 @@ from tf_hips.ps.rounds.round import Rounds
 from tf_hips.ps.session.members import Caller
 from tf_hips.ps.session.session import Session
 from tf_hips.ps.transport import wire
-from tf_hips.ps.transport.wire import Call
 
 
 class Reader(threading.Thread):
@@ -23,16 +22,26 @@ class Reader(threading.Thread):
         store: Rounds,
         session: Session,
         caller: Caller,
-        call: Call,
+        number: int,
+        step_bytes: float,
     ) -> None:
-        """A thread that has not begun."""
+        """A thread that has not begun.
+
+        Args:
+            messages: what comes.
+            store: the caller's rounds.
+            session: of the run.
+            caller: the call.
+            number: the round.
+            step_bytes: of what comes, so much buys time; see `Moves.brought`.
+        """
         super().__init__(name="tf_hips-reader", daemon=True)
         self._messages = messages
         self._store = store
         self._session = session
         self._caller = caller
-        self._number = call.number
-        self._is_first = call.attempt == 0
+        self._number = number
+        self._step_bytes = step_bytes
         self._error: Exception | None = None
 
     def has_failed(self) -> bool:
@@ -48,13 +57,16 @@ class Reader(threading.Thread):
         """Takes in all that comes."""
         try:
             assembler = wire.Assembler(self._store.packet_limits(self._number))
+            round_of = self._number, len(self._store.refusals(self._number))
+            child = self._caller.child
             for message in self._messages:
-                is_new = self._store.add(self._number, self._caller.child, assembler.feed(message))
-                # What comes once more, over another connection, is no progress before it is whole.
-                if is_new or self._is_first:
-                    self._session.note_moved(len(message))
+                packets = assembler.feed(message)
+                is_new = self._store.add(self._number, child, packets)
+                pieces = [(chunk, len(packet)) for chunk, packet in packets]
+                pieces += assembler.begun
+                self._session.moves.brought(child, round_of, pieces, self._step_bytes)
                 if is_new:
-                    self._session.goes_on(self._caller.child)
+                    self._session.goes_on(child)
             assembler.finish()
             self._check_complete()
         except grpc.RpcError:

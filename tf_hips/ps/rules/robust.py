@@ -22,7 +22,7 @@ from tf_hips.ps.rules.value import UpdateRule, parse
 from tf_hips.ps.terms.assignment import WHOLE, Shard
 from tf_hips.ps.terms.quorum import DROP, Quorum
 from tf_hips.ps.transport.wire import REFUSED_WEIGHT
-from tf_hips.robust import Aggregator, codecs
+from tf_hips.robust import Aggregator, aggregator, codecs
 from tf_hips.robust import votes as votes_of_signs
 from tf_hips.robust.codecs import why_not_sparse
 from tf_hips.robust.rows import lesser_median, totals
@@ -201,6 +201,16 @@ def why_noisy(text: str, compression: str) -> str | None:
     rule = parse(text)
     chain = rule.robust if rule.sketched is None else rule.sketched.then
     return None if chain is None else codecs.why_noisy(chain, compression)
+
+
+def why_unbounded(text: str) -> str | None:
+    """Why a rule bears nobody that lies, though steps of it say so; None: it does, or none says so.
+
+    Args:
+        text: of any rule.
+    """
+    robust = parse(text).robust
+    return None if robust is None else aggregator.why_unbounded(robust)
 
 
 def why_not(

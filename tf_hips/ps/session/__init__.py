@@ -13,6 +13,7 @@
     closing       when rounds and gathers are closed without some children
     below         whether fewer children are there than a quorum, and for how long
     waiting       calls that wait for other children, and the end of the run
+    moves         whether anything goes on, which buys them time
     departing     how children leave or are lost, and whether the others go on
     comeback      another process of a site takes over from one that was killed
     ahead         whether a child is further than what was restored: a state that is older

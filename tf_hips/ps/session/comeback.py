@@ -15,6 +15,7 @@ for bit: what it delivered the first time stands.
 Part of a session, and under its lock.
 """
 
+import collections
 from collections.abc import Callable
 
 from tf_hips import log
@@ -25,6 +26,9 @@ from tf_hips.ps.session.presence import Presence
 from tf_hips.ps.session.state import State
 from tf_hips.ps.session.waiting import Wait, Waiting
 from tf_hips.ps.terms.model import Model, first_difference
+
+# Lines of the log about each child.
+_MOST_TOLD = 128
 
 
 class Comeback:
@@ -50,6 +54,7 @@ class Comeback:
         self._waiting = waiting
         self._joined = check
         self._members = state.members
+        self._num_told: collections.Counter[int] = collections.Counter()
 
     def join(self, caller: Caller, child: Child) -> None:
         """Lets the caller take over from the process before it, when that is gone.
@@ -70,12 +75,13 @@ class Comeback:
         if presence.is_there(position):
             # The end of a connection whose machine is gone is noticed by pings only.
             patience_s = min(caller.patience_s, members.terms.lost_after_s / 2)
-            log.warning(
-                "Site %s has come as another process, and the one before it is there. Waiting "
-                "%.0f s for its end.",
-                members.site(position),
-                patience_s,
-            )
+            if self._may_log(position):
+                log.warning(
+                    "Site %s has come as another process, and the one before it is there. Waiting "
+                    "%.0f s for its end.",
+                    members.site(position),
+                    patience_s,
+                )
             try:
                 self._waiting.until(
                     Caller(position, caller.process, patience_s, number=caller.number),
@@ -98,7 +104,13 @@ class Comeback:
             if known.process != before:
                 raise members.second_process(position)
         self._state.take_back(position, caller.process)
-        log.info("Site %s has come back as another process", members.site(position))
+        if self._may_log(position):
+            log.info("Site %s has come back as another process", members.site(position))
+
+    def _may_log(self, position: int) -> bool:
+        """Whether one more line is written of a child that comes again and again."""
+        self._num_told[position] += 1
+        return self._num_told[position] <= _MOST_TOLD
 
     def check_model(self, caller: Caller, store: Rounds, model: Model, number: int) -> None:
         """Raises ProtocolError unless a child that has come back can go on with round `number`."""
@@ -144,13 +156,21 @@ class Comeback:
             child = self._joined(caller)
             # Who goes on may have a new backup before the others have agreed on the model.
             newest = child.first_round if store is None else store.of(caller.child).round
-            if session != members.session or not 0 <= number <= newest + 1 or gather < 0:
+            is_first = members.terms.shard.index == 0  # which alone has the gathers
+            latest = self._state.gathers.newest + 1 if is_first else gather
+            is_here = 0 <= number <= newest + 1 and 0 <= gather <= latest
+            if session != members.session or not is_here:
                 raise ProtocolError(
-                    f"A backup must be of this run, of round {newest + 1} at most. Received: round "
-                    f"{number}, exact value {gather}"
+                    f"A backup must be of this run, of exact value {latest} and of round "
+                    f"{newest + 1} at most. Received: round {str(number)[:40]}, exact value "
+                    f"{str(gather)[:40]}"
                 )
-            if child.backup is None or child.backup < (number, gather):
-                self._state.note_backup(caller.child, number, gather)
+            told = number, gather if is_first else 0
+            before = child.backup
+            # Both go on, so that there are no more of them than rounds and gathers.
+            is_newer = before is None or (before != told and before[0] <= number)
+            if is_newer and (before is None or before[1] <= told[1]):
+                self._state.note_backup(caller.child, *told)
 
     def forget(self) -> None:
         """A child has left and comes back to nothing."""

@@ -14,8 +14,9 @@ from tf_hips.ps.session.ahead import Ahead
 from tf_hips.ps.session.closing import Closing
 from tf_hips.ps.session.comeback import Comeback
 from tf_hips.ps.session.members import Caller, Child
+from tf_hips.ps.session.moves import GATHER, Moves
 from tf_hips.ps.session.state import State
-from tf_hips.ps.session.waiting import Moves, Wait, Waiting
+from tf_hips.ps.session.waiting import Wait, Waiting
 from tf_hips.ps.terms import tree
 from tf_hips.ps.terms.recorder import Kind
 from tf_hips.ps.transport import wire
@@ -124,7 +125,9 @@ class Gathering:
                         self._waiting.end_differing(whats)
                 is_again = child.num_returns > 0
                 if is_again and number < gathers.newest:
-                    self._moves.note()  # as in rounds that are done again
+                    self._moves.done_again(
+                        caller.child, GATHER, child.num_returns, number, gathers.newest
+                    )
                 if gathers.deliver(caller.child, number, label, payload, is_again=is_again):
                     self._recorder.add(
                         Kind.GATHERED, payload, child=caller.child, number=number, label=label

@@ -137,7 +137,7 @@ class Handover:
         members: Members,
         presence: Presence,
         is_over: Callable[[], bool],
-        note_moved: Callable[[], object],
+        note_moved: Callable[[Caller | None, int], object],
     ) -> None:
         """Nobody has asked.
 
@@ -146,7 +146,8 @@ class Handover:
             members: of the run.
             presence: who is there.
             is_over: whether the run has ended.
-            note_moved: called when bytes have moved, for which others wait.
+            note_moved: called when a message has moved, for which others wait: to whom (None: the
+                server above), and its number in this backup.
         """
         self._changed = changed
         self._members = members
@@ -209,8 +210,8 @@ class Handover:
                 if pipe is not None:
                     self._forget(pipe)
         if caller is not None and self.fetch_above is not None:
-            for message in self.fetch_above(held, workers):
-                self._note_moved()
+            for number, message in enumerate(self.fetch_above(held, workers)):
+                self._note_moved(caller, number)
                 yield message
             return
         reasons = "; ".join(told) if told else "no other site of this size is there"
@@ -252,11 +253,12 @@ class Handover:
                 self._changed.notify_all()
 
     def _pass_on(self, pipe: _Pipe, first: bytes | None, caller: Caller | None) -> Iterator[bytes]:
-        message = first
+        message, number = first, 0
         patience_s = caller.patience_s if caller is not None else _ANSWER_S
         while message is not None:
             yield message
-            self._note_moved()
+            self._note_moved(caller, number)
+            number += 1
             message = pipe.get(patience_s, self._is_lost(caller))
 
     def _candidates(self, caller: Caller | None, workers: int) -> list[int]:

@@ -14,8 +14,9 @@ from tf_hips.ps.rounds.store import Store
 from tf_hips.ps.session.ahead import Ahead
 from tf_hips.ps.session.closing import Closing
 from tf_hips.ps.session.members import Caller, Child
+from tf_hips.ps.session.moves import ROUND, Moves
 from tf_hips.ps.session.state import State
-from tf_hips.ps.session.waiting import Moves, Wait, Waiting
+from tf_hips.ps.session.waiting import Wait, Waiting
 from tf_hips.ps.terms.recorder import Entry
 
 
@@ -201,7 +202,8 @@ class Exchanging:
                     raise type(news[0])(str(news[0]))
                 return store.results(number, after)
             # Who waits for a child that does its rounds again sees that it goes on.
-            self._moves.note()
+            returns = members.children[caller.child].num_returns
+            self._moves.done_again(caller.child, ROUND, returns, number, store.round)
             self.changed.notify_all()
         results = store.past_results(number)
         return len(results), results[after:]

@@ -45,10 +45,11 @@ from tf_hips.ps.session.first_sync import FirstSync
 from tf_hips.ps.session.gather_call import Gathering
 from tf_hips.ps.session.handover import Handover
 from tf_hips.ps.session.members import Caller, Child, Terms
+from tf_hips.ps.session.moves import BACKUP, Moves
 from tf_hips.ps.session.presence import Presence
 from tf_hips.ps.session.round_call import Exchanging
 from tf_hips.ps.session.state import State
-from tf_hips.ps.session.waiting import Moves, Wait, Waiting
+from tf_hips.ps.session.waiting import Wait, Waiting
 from tf_hips.ps.terms.model import Model
 from tf_hips.ps.terms.quorum import Clock, SystemClock
 from tf_hips.ps.terms.recorder import Entry, Kind, Recorder
@@ -143,7 +144,7 @@ class Session(Departing):
             self._members,
             self._presence,
             lambda: self.is_over,
-            self.note_moved,
+            self._note_backup,
         )
 
     @property
@@ -524,6 +525,16 @@ class Session(Departing):
             )
             is_on = self.ended is None and not child.has_left and not caller.is_gone
             return handover.next_request(caller.child) if is_on else None
+
+    def _note_backup(self, caller: Caller | None, number: int) -> None:
+        """A message of a backup has gone to `caller`, or to the server above."""
+        if caller is None:
+            self.moves.note()
+            return
+        with self.changed:
+            child, store = self._members.children[caller.child], self.store
+            newest = store.of(caller.child).round if store is not None else 0
+            self.moves.done_again(caller.child, BACKUP, child.num_returns, number, newest)
 
     def _capture(self) -> Iterator[Entry]:
         failures = self._waiting.failures().items()

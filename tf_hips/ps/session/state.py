@@ -37,7 +37,7 @@ from tf_hips.ps.rounds.round import Rounds
 from tf_hips.ps.rounds.store import Store
 from tf_hips.ps.rules import parse
 from tf_hips.ps.rules.joint import Verdict
-from tf_hips.ps.rules.robust import OWN_REFUSAL, is_refused, why_noisy
+from tf_hips.ps.rules.robust import OWN_REFUSAL, is_refused, why_noisy, why_unbounded
 from tf_hips.ps.rules.updates import Updates
 from tf_hips.ps.rules.whole import Distances, rule_of
 from tf_hips.ps.session.members import Child, Members, Terms
@@ -81,14 +81,16 @@ class State:
         self.electing.begin(members.votes, has_sketches=members.has_sketches)
         self.recorder.add(Kind.JOINED, **self._joined())
         self._look_at_workers()
-        self._look_at_codec()
+        self._look_at_rule()
 
-    def _look_at_codec(self) -> None:
-        """Warns where liars can hide in what the children's codec adds to honest rows."""
+    def _look_at_rule(self) -> None:
+        """Warns of a rule that bears nobody, or where the children's codec hides who lies."""
         text = self.members.doubting_rule
-        why = None if text is None else why_noisy(text, self.members.children[0].compression)
-        if why is not None:
-            log.warning("%s", why)
+        if text is None:
+            return
+        for why in (why_unbounded(text), why_noisy(text, self.members.children[0].compression)):
+            if why is not None:
+                log.warning("%s", why)
 
     def _look_at_workers(self) -> None:
         """Names children that claim far more workers or leaves than others, where some may lie.

@@ -26,8 +26,6 @@ from tf_hips.ps.session.members import Caller, Members
 STOPPED = "The server was stopped."
 # Seconds that others wait for a child whose step failed; its script may catch the error and go on.
 FAILED_AFTER_S = 10.0
-# Seconds after which a child that waits is told that others are still sending.
-TELLS_AFTER_S = 10.0
 
 _FAILURE_CHARACTERS = 1000
 
@@ -49,30 +47,6 @@ class Wait:
     missing: Callable[[], str]
     needs: Callable[[], Collection[int]] = tuple
     progress: Callable[[], int] = int
-
-
-class Moves:
-    """Whether anything goes on in a session, so that who waits may wait longer."""
-
-    def __init__(self) -> None:
-        """Nothing has moved."""
-        self.count = 0  # bytes of rounds; approximately, for it is not locked
-
-    def note(self, num_bytes: int = 1) -> None:
-        """Notes that bytes of a round have come in, or that something else goes on.
-
-        Who waits sees it when it wakes, at the latest when it would give up.
-        """
-        self.count += num_bytes
-
-    def tells(self, count: int, since: float) -> bool:
-        """Whether it is time to tell a child that others go on.
-
-        Args:
-            count: `count` as it was when the child began to wait.
-            since: when that was, by the monotonic clock.
-        """
-        return self.count != count and time.monotonic() > since + TELLS_AFTER_S
 
 
 class HungUpError(PeerError):

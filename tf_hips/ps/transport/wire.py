@@ -174,6 +174,11 @@ class Assembler:
                 self._chunk = -1
         return done
 
+    @property
+    def begun(self) -> list[tuple[int, int]]:
+        """The packet that is not whole yet, if there is one: its chunk, and the bytes of it."""
+        return [(self._chunk, self._filled)] if self._chunk >= 0 else []
+
     def finish(self) -> None:
         """Raises ProtocolError if the stream ended inside a packet."""
         if self._chunk >= 0:
