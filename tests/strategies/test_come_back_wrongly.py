@@ -3,10 +3,12 @@
 whose script was changed, which would take the rounds of the old one for its own.
 """
 
+import dataclasses
+
 import pytest
 
 from tests.support.eventually import eventually
-from tf_hips.errors import ProtocolError
+from tf_hips.errors import ConfigError, ProtocolError, TfHipsError
 
 pytestmark = [pytest.mark.tf, pytest.mark.timeout(120)]
 
@@ -44,6 +46,24 @@ def test_who_was_started_wrongly_leaves_the_run_to_the_next(caplog):
         # It has taken its place, so its error is one of the run.
         right.close("ValueError: a gradient")
         assert server._session.ended == "Site `a` left the run: ValueError: a gradient"
+
+
+def test_an_error_that_no_restart_heals_ends_the_run_at_once():
+    from tests.strategies.test_hierarchical_ps import serving
+
+    def ended(error):
+        with serving("run", parties=("a",)) as server:
+            strategy = come(server)
+            strategy.config = dataclasses.replace(strategy.config, comes_back=True)
+            assert strategy.gather_objects(1, "something") == [1]
+            try:
+                raise error
+            except TfHipsError:
+                strategy.close()
+            return server._session.ended
+
+    assert ended(ConfigError("an option")) == "Site `a` left the run: ConfigError: an option"
+    assert ended(ProtocolError("a moment")) is None  # its launcher starts another one
 
 
 def test_a_script_that_was_changed_does_not_go_on_with_the_rounds_of_the_old_one(caplog):

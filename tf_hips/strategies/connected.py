@@ -9,7 +9,7 @@ import numpy as np
 
 from tf_hips import log
 from tf_hips.comm import watchdog
-from tf_hips.errors import ProtocolError
+from tf_hips.errors import ProtocolError, is_final
 from tf_hips.ps.client.shards import Connection
 from tf_hips.ps.client.welcome import Welcome
 from tf_hips.strategies.grouped import GroupedStrategy
@@ -59,11 +59,18 @@ class ConnectedStrategy(GroupedStrategy):
                 welcome.newest,
             )
 
-    def _leave(self, client: Connection, reason: str | None) -> None:
-        """Leaves the run; only goes where another process can take this one's place."""
+    def _leave(self, client: Connection, reason: str | None, error: BaseException | None) -> None:
+        """Leaves the run; only goes where another process can take this one's place.
+
+        Args:
+            client: the connection.
+            reason: why, if not in peace.
+            error: what ends this process, if it is known; after some a launcher starts no other.
+        """
         has_ended = client.ended("Leave") is not None
-        if reason is not None and (self.config.comes_back or not self._has_place()):
-            if not (self.config.comes_back or has_ended):
+        comes_back = self.config.comes_back and not is_final(error)
+        if reason is not None and (comes_back or not self._has_place()):
+            if not (comes_back or has_ended):
                 log.warning(
                     "This process had come back, and fails before it has done anything. The run "
                     "goes on without it: start it again as it must be, before the server gives "

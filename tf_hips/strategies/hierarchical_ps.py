@@ -236,7 +236,7 @@ class HierarchicalPS(ConnectedStrategy):
                 error = self.failures.first or error
             if reason is None:
                 reason = exits.reason(error)
-            self._leave(self.client, reason)
+            self._leave(self.client, reason, error)
             sent, received = self._read_bytes()
             self.write_event(
                 "left",

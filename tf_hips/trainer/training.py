@@ -17,7 +17,7 @@ import tensorflow as tf
 from tf_hips import callbacks, config, log, models
 from tf_hips.comm import primitives
 from tf_hips.data import sets, splits
-from tf_hips.errors import ConfigError
+from tf_hips.errors import ConfigError, is_final
 from tf_hips.robust.adversary import Lone
 from tf_hips.strategies import simulate_liars
 from tf_hips.strategies.hierarchical_ps import HierarchicalPS
@@ -211,8 +211,9 @@ def _train(settings: Training, told: config.Run, name: str, data: sets.DataSet, 
             verbose=0,
         )
     except BaseException as error:
-        # Who is told to stop does not come back.
-        if checkpoint is not None and not (told.comes_back and isinstance(error, Exception)):
+        # Who is told to stop does not come back, nor whom no restart would heal.
+        comes_back = told.comes_back and isinstance(error, Exception) and not is_final(error)
+        if checkpoint is not None and not comes_back:
             checkpoint.end(f"{type(error).__name__}: {error}")
         raise
     finally:
