@@ -5,7 +5,7 @@ import argparse
 import json
 import sys
 import threading
-from concurrent.futures import Future
+from concurrent import futures
 from typing import Any
 
 from tf_hips import tables
@@ -13,6 +13,7 @@ from tf_hips.cli import arguments
 from tf_hips.config import SERVER_ROLES
 from tf_hips.log import printable
 
+_TURN_S = 0.2  # of waiting
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 # On a narrow terminal, in this order; who is late, absent, refused, chosen or outvoted stays.
 _LEFT_OUT = ("workers", "retries", "chunks", "sent", "received", "last call", "lag")
@@ -86,7 +87,7 @@ def _ask_all(
     """
     from tf_hips.errors import TfHipsError
 
-    def one(server: str, answer: "Future[dict[str, Any]]") -> None:
+    def one(server: str, answer: "futures.Future[dict[str, Any]]") -> None:
         try:
             answer.set_result({"server": server, **ask(server, run_name, tls, timeout_s, role)})
         except TfHipsError as error:
@@ -94,9 +95,12 @@ def _ask_all(
         except Exception as error:  # noqa: BLE001 - handed to the caller, which raises it
             answer.set_exception(error)
 
-    answers: list[Future[dict[str, Any]]] = [Future() for _ in servers]
+    answers: list[futures.Future[dict[str, Any]]] = [futures.Future() for _ in servers]
     for given in zip(servers, answers, strict=True):
         threading.Thread(target=one, args=given, daemon=True).start()
+    # In turns: Python does not hear a signal that comes when a wait is about to begin.
+    while futures.wait(answers, timeout=_TURN_S).not_done:
+        pass
     return [answer.result() for answer in answers]
 
 
