@@ -46,4 +46,4 @@ def test_a_party_that_is_lost_in_a_second_fit_ends_the_run(tmp_path: Path) -> No
     assert "party1/worker0 failed (killed by SIGKILL); party1 starts again (1 of 1)" in printed
     reason = "Another party's backup cannot be taken up here: it is of another run or another `fit`"
     assert reason in printed
-    assert "This process had come back, and fails before it has done anything" in printed
+    assert "This process had come back, and fails before it has taken its place" in printed

@@ -81,6 +81,23 @@ def test_statistics_stay_equal_where_all_that_have_a_share_go_absent():
     assert [float(one[0]) for one in exchange._statistics] == [1.0, 2.0]
 
 
+@pytest.mark.parametrize("keeps_step", [False, True])
+def test_frozen_weights_do_not_travel_where_nobody_waits(keeps_step):
+    import keras
+
+    from tf_hips.loops.exchange import Exchange
+
+    frozen = keras.layers.Dense(4, trainable=False)
+    layers = [keras.Input((3,)), frozen, keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+    beginning = types.SimpleNamespace(is_equal=lambda variables: True)
+    strategy = types.SimpleNamespace(rule=None, beginning=beginning)
+    loan = types.SimpleNamespace(keeps_step=keeps_step)
+    exchange = Exchange(None, strategy, loan, None, has_milestone=False, averages_statistics=True)
+    exchange.find(keras.Sequential(layers))
+    # Members that keep step compare them, too.
+    assert len(exchange._statistics) == (4 if keeps_step else 2)
+
+
 def test_a_void_meeting_sends_nothing_and_goes_back():
     """The one that never ends has a row; those who have ended do not wait for what it makes."""
     import tensorflow as tf

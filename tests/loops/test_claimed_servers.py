@@ -50,6 +50,13 @@ def test_a_claimed_rule_ends_nobodys_training():
     assert not any(refused.is_refused(party) for party in (7, 8, 9)) and refused.is_refused(0)
 
 
+def test_a_rule_that_is_claimed_where_leaves_are_the_rows_is_nobodys():
+    evil = "detox(r=3, q=1) >> median(f=auto)"
+    bearing = _bearing((*HONEST, *CLAIMED[:2]), top="sketched >> krum(f=1)", evil=evil)
+    assert len(bearing.children) == 9
+    assert not _met(bearing, 9).is_last
+
+
 def test_a_server_that_has_too_few_is_a_row_less_above():
     """West is honest, and two of its three workers have ended; the training ends by the top."""
     paths = (*HONEST[:5], "west/a", "west/b", "west/c")

@@ -36,7 +36,7 @@ def test_who_was_started_wrongly_leaves_the_run_to_the_next(caplog):
         assert wrong.welcome.is_back
         wrong._note_failure(ValueError("another model"))
         wrong.close("ValueError: another model")
-        assert "fails before it has done anything. The run goes on without it" in caplog.text
+        assert "fails before it has taken its place. The run goes on without it" in caplog.text
         assert server._session.ended is None
 
         right = come(server)
@@ -138,3 +138,10 @@ def test_how_a_model_is_trained_is_said_alike_in_each_process():
     assert facts["`learning_rate` of optimizer"] == 0.05
     told = facts["loss"]
     assert (told["name"], told["from_logits"]) == ("BinaryCrossentropy", True)
+
+    class Silent(keras.optimizers.SGD):
+        def get_config(self):
+            raise KeyError("scale")
+
+    model.compile(Silent(0.1), "mse")
+    assert facts_of(model) == {"loss": "mse", "optimizer": "Silent"}

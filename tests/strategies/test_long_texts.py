@@ -68,6 +68,14 @@ def test_claimed_leaves_and_workers_bring_no_longer_texts() -> None:
     assert events == [["evil"]]
 
 
+def test_who_breaks_both_bounds_below_one_claimed_server_is_left_out_alone() -> None:
+    workers = (1, 1, 1, 1, 1 << 15, 1)
+    parties, events = doubted(("a", "b", "c", "d", "evil/p", "evil/q"), workers)
+    _, lengths = read([SHORT] * 4 + [bomb(MIB + MIB // 5), bomb(6 << 10)], parties, 6)
+    assert lengths == [len(SHORT)] * 4 + [0, 0]
+    assert events == [["evil"]]
+
+
 def test_a_worker_of_a_party_server_has_no_longer_texts_than_the_others_there() -> None:
     parties, events = doubted(("west/a", "west/b", "west/c", "east/d", "east/e", "f"))
     _, lengths = read([SHORT, SHORT, bomb(MIB), SHORT, SHORT, SHORT], parties, 6)

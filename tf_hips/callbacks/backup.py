@@ -20,7 +20,6 @@ Invariant: a backup is whole or not seen (see `folder`), and all ranks take up t
 """
 
 import contextlib
-import functools
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -224,12 +223,18 @@ class BackupAndRestore(keras.callbacks.Callback):
         if not (self._delete and all(everyone)):
             return
         self._folder.note_over()
-        clear = functools.partial(_clear, self._folder, self._directory)
         if self._peers.backups is None:
-            self._peers.on_first(clear)
+            self._peers.on_first(lambda: self._clear(self._folder.clear))
         elif self._peers.rank == 0:
             self._folder.keep()
-            self._peers.backups.when_left(clear)
+            # Not what a later `fit` has left there, which begins by clearing what is kept.
+            self._peers.backups.when_left(lambda: self._clear(self._folder.clear_kept))
+
+    def _clear(self, clear: Callable[[], None]) -> None:
+        clear()
+        if self._folder.path != self._directory:
+            with contextlib.suppress(OSError):
+                self._directory.rmdir()  # the last party does
 
     def _has_ended(self) -> bool:
         """Whether this worker has nothing left to train: not where something stopped it before."""
@@ -498,13 +503,6 @@ def _naming(place: Path) -> Iterator[None]:
         raise  # it may well be whole
     except (tf.errors.OpError, IndexError) as error:  # IndexError: a file that is too short
         raise damaged(place, error) from error
-
-
-def _clear(folder: BackupFolder, directory: Path) -> None:
-    folder.clear()
-    if folder.path != directory:
-        with contextlib.suppress(OSError):
-            directory.rmdir()  # the last party does
 
 
 def _is_sane(logs: Any) -> bool:

@@ -102,23 +102,24 @@ class Bearing:
         self._paths = tuple(
             path.rpartition(BETWEEN)[2] if looks_at_leaves else path for path in welcome.paths
         )
-        below = self._below({"", *guards})
-        self.children = below[""]
+        children_of = self._below({"", *guards})
+        self.children = children_of[""]
         count = len(self.children)
         self.top = need_of(self._rule, count, least)
         self.most_rows = count if least is None else least
         self.may_miss = count - self.most_rows
         robust = [
-            (path, parse(below), wanted)
-            for path, (below, wanted) in guards.items()
-            if below is not None
+            (path, parse(rule), wanted)
+            for path, (rule, wanted) in guards.items()
+            # Where the topmost one looks at leaves, no server between has a row.
+            if rule is not None and children_of[path]
         ]
         above = {path for path, _, _ in robust}
         robust.sort(key=lambda one: -one[0].count(BETWEEN))  # from below
         self._between = [
             _Between.of(
                 rule,
-                below[path],
+                children_of[path],
                 wanted,
                 is_borne=self.top.rows > 0 or not above.isdisjoint(_fronts(path)),
             )

@@ -34,7 +34,13 @@ from tf_hips.strategies.gradients import Gradient
 from tf_hips.strategies.loan import WORKER, Loan, LoopSum
 from tf_hips.strategies.logs import digests
 from tf_hips.strategies.party import PartyStrategy
-from tf_hips.strategies.statistics import factor_for, floating_statistics, moved_by, movement
+from tf_hips.strategies.statistics import (
+    factor_for,
+    floating_statistics,
+    moved_by,
+    movement,
+    moving_statistics,
+)
 
 _WIDE_BYTES = 4  # of the smallest type that sums are made in
 
@@ -90,7 +96,9 @@ class Exchange:
             ValueError: they do not exist yet, or nothing is trained.
         """
         self.trained = [_raw(one) for one in model.trainable_variables]
-        self._statistics = floating_statistics(model) if self._averages_statistics else []
+        # Who waits for nobody sends them; frozen weights need not travel.
+        chosen = floating_statistics if self._loan.keeps_step else moving_statistics
+        self._statistics = chosen(model) if self._averages_statistics else []
         self._found = frozenset(id(_raw(one)) for one in model.variables)
         if not self.trained or not self._strategy.beginning.is_equal(self.trained):
             raise ValueError(

@@ -14,6 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_hips import log
 from tf_hips.callbacks.optimizers import inner
 from tf_hips.comm.compressed import MakeVariable
 from tf_hips.errors import ConfigError, ToleranceError
@@ -150,8 +151,15 @@ class FedAvg(Loop):
                 f"normalise=True; the topmost rule is {rule}"
             )
         if bearing is not None:
+            rows, wanted = len(bearing.children), self._participation
+            if bearing.bears_liars and wanted > rows:  # not a share
+                log.warning(
+                    "Below a robust rule `participation` is a number of the %d rows of the topmost "
+                    "server, so that all take part. Received: participation=%d",
+                    rows,
+                    wanted,
+                )
             try:
-                rows = len(bearing.children)
                 bearing.check_drawn(methods.number_chosen(self._participation, rows))
             except ToleranceError as error:
                 raise ConfigError(

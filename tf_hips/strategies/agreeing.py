@@ -239,8 +239,11 @@ def as_texts(payloads: Sequence[bytes | None], parties: Doubted | None) -> list[
     ]
 
 
-def _not_too_long(children: list[_Share]) -> _Share:
-    """A server's share: those of its children, but for those that are far longer than others."""
+def _not_too_long(children: list[_Share]) -> _Share | None:
+    """A server's share: those of its children, but for those that are far longer than others.
+
+    None where each of them is longer than one of the bounds.
+    """
     of_child = lesser_median([one.num_bytes for one in children])
     of_worker = lesser_median([one.num_bytes / one.workers for one in children])
     most_of_child = _BYTES_OF_CHILD + _TIMES * of_child
@@ -248,6 +251,8 @@ def _not_too_long(children: list[_Share]) -> _Share:
     kept = [
         one for one in children if one.num_bytes <= min(one.workers * most_of_worker, most_of_child)
     ]
+    if not kept:
+        return None
     return _Share(
         tuple(number for one in kept for number in one.parties),
         sum(one.num_bytes for one in kept),
@@ -285,7 +290,8 @@ def from_texts(
             values, odd[number] = [None] * count, True
         everyone += values
     if parties is not None:
-        parties.name(odd, label, "it is no value of each of its workers")
+        reason = "it is far longer than those of others, or no value of each of its workers"
+        parties.name(odd, label, reason)
     return everyone
 
 

@@ -72,7 +72,7 @@ class ConnectedStrategy(GroupedStrategy):
         if reason is not None and (comes_back or not self._has_place()):
             if not (comes_back or has_ended):
                 log.warning(
-                    "This process had come back, and fails before it has done anything. The run "
+                    "This process had come back, and fails before it has taken its place. The run "
                     "goes on without it: start it again as it must be, before the server gives "
                     "this site up (`--lost-after`)."
                 )

@@ -346,15 +346,18 @@ class HierarchicalPS(ConnectedStrategy):
 
     def _check_new_sum(self, variables: Sequence[tf.Variable]) -> None:
         if self.welcome is not None and self._num_sums and self._apart is None:
+            moved = {one._unique_id for made in self._statistics.values() for one in made.variables}
+            trained = [one for one in variables if one._unique_id not in moved]
             first = {
                 one: gradient.name
                 for key, made in list(self._sums.items())[:1]
                 for one, gradient in zip(key, made.gradients, strict=True)
+                if one not in moved
             }
             raise ValueError(
                 "A run with an uplink trains one model with one optimizer; a loop (FedAvg) may "
                 "have several in its local steps, as a GAN has. "
-                f"Received: {unlike(first, variables)}"
+                f"Received: {unlike(first, trained)}"
             )
 
     def _note_failure(self, error: BaseException) -> None:

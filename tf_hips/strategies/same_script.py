@@ -32,7 +32,7 @@ def facts_of(model: keras.Model) -> Facts:
         facts[which] = type(optimizer).__name__
         try:
             settings = optimizer.get_config()
-        except (RuntimeError, TypeError, ValueError, AttributeError):
+        except Exception:  # noqa: BLE001 - whatever it raises
             continue  # a class of the script's own, which cannot tell
         for key, one in settings.items():
             if key != "name":  # which Keras counts
@@ -83,7 +83,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, keras.losses.Loss):
         try:
             return {**value.get_config(), "name": type(value).__name__}
-        except (RuntimeError, TypeError, ValueError, AttributeError):
+        except Exception:  # noqa: BLE001 - as of an optimizer
             return type(value).__name__
     if isinstance(value, np.generic):
         return value.item()

@@ -249,7 +249,7 @@ def _branch(path: str, node: dict[str, Any]) -> Branch:
 
 
 def merged(
-    paths: tuple[str, ...], values: Sequence[_T | None], merge: Callable[[list[_T]], _T]
+    paths: tuple[str, ...], values: Sequence[_T | None], merge: Callable[[list[_T]], _T | None]
 ) -> _T | None:
     """One value of all leaves, that counts each child of a server once, however large it is.
 
@@ -259,10 +259,10 @@ def merged(
         paths: of the leaves, from the topmost server.
         values: of the leaves, in the same order; None: it has none.
         merge: makes the value of a server from those of its children that have one, at least one;
-            of one child it is that child's.
+            of one child it is that child's. None: it has none.
 
     Returns:
-        That of the topmost server; None: no leaf has one.
+        That of the topmost server; None: it has none.
     """
     if len(paths) != len(values):
         raise ValueError(f"Each of {len(paths)} leaves must have a value. Received: {len(values)}")
@@ -270,7 +270,9 @@ def merged(
 
 
 def _merged(
-    below: Sequence[Branch], values: Sequence[_T | None], merge: Callable[[list[_T]], _T]
+    below: Sequence[Branch],
+    values: Sequence[_T | None],
+    merge: Callable[[list[_T]], _T | None],
 ) -> _T | None:
     told = (
         _merged(one.below, values, merge) if one.leaf is None else values[one.leaf] for one in below
