@@ -30,7 +30,7 @@ def main() -> None:
 
     strategy = tf_hips.HierarchicalPS(compression="momentum(error_feedback(onebit))")
     rank, workers = strategy.global_rank, strategy.num_replicas_in_sync
-    lies = rank == 0 and not options.honest
+    lies = rank == 0 and workers > 1 and not options.honest
     with strategy.scope():
         model = digits.build()
         model.compile(

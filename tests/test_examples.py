@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+BY_CHANCE = 0.15
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
 
@@ -20,7 +21,9 @@ def test_an_example_runs_as_one_worker(
     monkeypatch.setattr("sys.argv", [name, "--epochs", "1", "--batch-size", "128"])
     monkeypatch.syspath_prepend(EXAMPLES)
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
-    assert "test accuracy 0." in capsys.readouterr().out
+    found = re.search(r"test accuracy (\d\.\d+)", capsys.readouterr().out)
+    assert found
+    assert float(found[1]) > BY_CHANCE
 
 
 @pytest.mark.tf

@@ -28,14 +28,14 @@ class Choices:
         self._found: dict[nodes.Select, nodes.Var] = {}
 
     def apart(
-        self, value: nodes.Expr, position: nodes.Var
+        self, value: nodes.Expr, position: nodes.Var, named: set[nodes.Var]
     ) -> tuple[tuple[nodes.Let, ...], nodes.Expr]:
         """A value whose long choices are made by lets, which come before it.
 
-        `position`: the number of the loop's element.
+        `position`: the number of the loop's element. `named`: choices that the loop has made
+        before; those that are made now are added.
         """
         lets: list[nodes.Let] = []
-        named: set[nodes.Var] = set()
 
         def steps(choice: nodes.Select) -> nodes.Select:
             yes, no = name(choice.yes), name(choice.no)

@@ -260,6 +260,7 @@ class Loops(TileNeeds):
         if value.type != kind:
             value = nodes.Convert(kind, value.span, value)
         lines = []
+        named: set[nodes.Var] = set()
         own = replace(part, lets=tuple(let for let in part.lets if let.var not in self._hoisted))
         if uses_position(own, self.blocks, self.reads_in_order, self.is_mirrored):
             lines.append(f"const int64_t {self.names.of(part.position)} = base + j;")
@@ -268,9 +269,9 @@ class Loops(TileNeeds):
                 name, tile = self.names.of(let.var), self._block_lets[let.var]
                 lines.append(f"const {self.c.type(let.var.type)} {name} = {tile}[j];")
             elif let.var not in self._hoisted:
-                choices, made = self._choices.apart(let.value, part.position)
+                choices, made = self._choices.apart(let.value, part.position, named)
                 lines += map(self.c.let, [*choices, replace(let, value=made)])
-        choices, value = self._choices.apart(value, part.position)
+        choices, value = self._choices.apart(value, part.position, named)
         return [*lines, *map(self.c.let, choices), statement(self.c(value))]
 
     def _loop(self, part: nodes.Elementwise, statement: Callable[[str], str], kind: Type) -> None:

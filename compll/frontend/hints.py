@@ -180,7 +180,7 @@ def wrapped(digits: str, text: str) -> tuple[str, ...]:
     less = (1 << 64) - int(digits)
     if not 0 < less < 1 << 63:
         return ()
-    return (f"help: write it as `-0x{less:X}`, which has the same 64 bits: ints wrap",)
+    return (f"help: write it as `(-0x{less:X})`, which has the same 64 bits: ints wrap",)
 
 
 # Words of other languages for the reducers.

@@ -78,12 +78,18 @@ def blocks_in(size: nodes.Expr, block: nodes.Expr) -> nodes.Expr:
     return nodes.Binary(INT, span, "/", nodes.Binary(INT, span, "+", size, rest), block)
 
 
+# Of a larger multiple the length may wrap.
+_LARGEST_WHOLE = 1 << 20
+
+
 def is_as_long(size: nodes.Expr, least: nodes.Expr) -> bool:
     """Whether a length is seen to be another, or that rounded up to a multiple of a number."""
     match size:
         case nodes.Math(function="max"):
             return any(is_as_long(one, least) for one in size.arguments) or size == least
-        case nodes.Binary(op="*", left=count, right=nodes.Const() as whole) if whole.value > 0:
+        case nodes.Binary(op="*", left=count, right=nodes.Const() as whole) if (
+            0 < whole.value <= _LARGEST_WHOLE
+        ):
             return count == blocks_in(least, whole) or size == least
         case _:
             return size == least

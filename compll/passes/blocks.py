@@ -89,8 +89,9 @@ class _Part:
     def run(self) -> nodes.Elementwise:
         for let in self._part.lets:
             value = self._expr(_counted(let.value, self._known))
-            if self._blocks(value):
-                self._numbers[let.var] = value
+            number = self._number(value)
+            if number is not None:
+                self._numbers[let.var] = number
             self._lets.append(replace(let, value=value))
         value = self._expr(_counted(self._part.value, self._known))
         return replace(self._part, lets=tuple(self._lets), value=value)

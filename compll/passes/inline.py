@@ -30,7 +30,8 @@ MAX_DEPTH = 200
 _READ_LESS = (
     "a vector made by `map` is computed again at every `v[j]`: read it once, into a variable, as "
     "in `float a = v[j];`, and write fewer reads of such vectors in one another; or store it, by a "
-    "filter that keeps all: `float* w = filter(v, [&](float x) -> uint1 { return 1; });`"
+    "filter that keeps all: `float* w = filter(v, [&](float x) -> uint1 { return 1; });`, and read "
+    "it over `range(v.size)`, as the length of a filter is not known"
 )
 _MAP_LESS = (
     "write the steps in one lambda, with variables in between, in place of a `map` of a `map`"

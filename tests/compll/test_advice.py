@@ -268,8 +268,8 @@ def test_names_in_the_place_of_a_lambda(wrong, code, advice, right):
         (
             "int h = gradient.size * 0x9E3779B97F4A7C15;",
             "E308",
-            "write it as `-0x61C8864680B583EB`, which has the same 64 bits",
-            "int h = gradient.size * -0x61C8864680B583EB;",
+            "write it as `(-0x61C8864680B583EB)`, which has the same 64 bits",
+            "int h = gradient.size * (-0x61C8864680B583EB);",
         ),
         ("int h = 0x8000000000000000;", "E308", "nearer to 0", ""),
         ("int h = 0x1FFFFFFFFFFFFFFFF;", "E003", "0xC", ""),

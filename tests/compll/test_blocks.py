@@ -139,6 +139,8 @@ PROGRAMS = {
     uint8* code = map(range(gradient.size), [&](int i) -> uint8 {
         int k = i / 32;
         float near = (gradient[i] - low[k]) / step[i / 32];
+        int group = k / 64;
+        near = near + half[group];
         return near + part[k] * most[k / 64] + half[i / 32 / 64] + (k % 7) - k / 64;
     });
     uint8* far = map(range(low.size * 33), [&](int i) -> uint8 {

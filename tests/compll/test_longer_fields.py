@@ -6,6 +6,10 @@ import re
 import pytest
 
 import compll
+from compll.ir import nodes
+from compll.ir.sizes import blocks_in, is_as_long
+from compll.ir.types import INT
+from compll.source import Span
 from tests.compll.differential import check_cpp
 
 pytestmark = pytest.mark.heavy  # runs of g++ where the cache is empty
@@ -38,3 +42,13 @@ def test_their_codes_are_unpacked_tile_by_tile(last):
     decode = source.partition("void decode_fields(")[2].partition("void encode_fields(")[0]
     assert not re.search(r"\b(code_at|float_at)\(", decode)
     check_cpp(program, values_of=({},))
+
+
+def test_a_length_that_may_wrap_is_not_taken_for_a_longer_one():
+    """Of 2 elements and a multiple of 2^63 - 1 it is 0."""
+    span = Span(0, 0)
+    size = nodes.Ref(INT, span, nodes.Var("size", INT, span))
+    for number, is_longer in ((16, True), ((1 << 63) - 1, False)):
+        whole = nodes.Const(INT, span, number)
+        length = nodes.Binary(INT, span, "*", blocks_in(size, whole), whole)
+        assert is_as_long(length, size) == is_longer

@@ -43,6 +43,29 @@ void TableDecode(uint8* packet, float* gradient) {
 }
 """
 
+# Two values of one loop that have a choice in common, which the loop makes once.
+COMMON = """
+void CommonEncode(float* gradient, uint8* packet) {
+    uint4* codes = map(gradient, [&](float g) -> uint4 { return g < 0 ? 8 : abs(g) * 2; });
+    uint32 largest = reduce(map(gradient, [&](float x) -> int {
+        int a = x < 1 ? 0 : x < 2 ? 1 : x < 4 ? 2 : x < 8 ? 3 : x < 16 ? 4 : 5;
+        int b = x < 0 ? 9 : x < 1 ? 0 : x < 2 ? 1 : x < 4 ? 2 : x < 8 ? 3 : x < 16 ? 4 : 5;
+        return a * 16 + b;
+    }), 0, max);
+    packet = concat(largest, codes);
+}
+void CommonDecode(uint8* packet, float* gradient) {
+    uint32 largest; uint4* codes;
+    extract(packet, largest, codes);
+    gradient = map(codes, [&](uint4 x) -> float {
+        int a = x < 1 ? 0 : x < 2 ? 1 : x < 4 ? 2 : x < 8 ? 3 : x < 9 ? 4 : 5;
+        float b = 0;
+        if (x > 0) { b = x < 1 ? 0 : x < 2 ? 1 : x < 4 ? 2 : x < 8 ? 3 : x < 9 ? 4 : 5; }
+        return a * b * b + a + largest;
+    });
+}
+"""
+
 
 def vectorised(source, tmp_path, level):
     """The lines of a source with loops that became vector code."""
@@ -78,6 +101,14 @@ def test_long_choices(tmp_path):
     loops = [max(k for k in range(number) if "for (int64_t j" in lines[k]) for number in chosen]
     assert len({*loops}) >= 4  # of the encoder, and for each mode of the decoder
     assert {loop + 1 for loop in loops} <= vectorised(source, tmp_path, "x86-64-v3")
+    check(program)
+
+
+def test_choices_in_common():
+    check(compll.compile_text(COMMON, "common"))
+
+
+def check(program):
     x = np.linspace(-20, 20, 4001, dtype=np.float32)
     packet = compll.Reference(program).encode(x)
     assert compiled(program).encode(x).tobytes() == packet.tobytes()

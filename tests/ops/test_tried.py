@@ -46,6 +46,23 @@ void DitherDecode(uint8* packet, float* gradient, int s) {
 }
 """
 
+# Uniform, unbiased, with a grain that no tensor chooses.
+DITHERED = """
+param Dithered { float grain in [0.001, 1000] = 1; }
+
+void DitheredEncode(float* gradient, uint8* packet, float grain) {
+    packet = concat(map(gradient, [&](float x) -> uint16 {
+        return floor(x / grain + random<float>(0, 1)) + 32768;
+    }));
+}
+
+void DitheredDecode(uint8* packet, float* gradient, float grain) {
+    uint16* codes;
+    extract(packet, codes);
+    gradient = map(codes, [&](uint16 c) -> float { return (c - 32768) * grain; });
+}
+"""
+
 # Sattler et al., 2019: the sign of the largest elements, and their mean magnitude.
 SPARSE_TERNARY = """
 param Sparse { float ratio in [0.001, 1] = 0.01; }
@@ -153,6 +170,13 @@ def test_what_sends_late_is_no_growth(load: Load) -> None:
     sparse = load("sparse", SPARSE_TERNARY)
     for ratio in (0.001, 0.01, 1.0):
         assert error_feedback(sparse(ratio=ratio)).has_residual
+
+
+def test_a_grain_far_larger_than_the_noise_is_no_growth(load: Load) -> None:
+    """A residual is never larger than the grain, and larger than all gradients of the trial."""
+    dithered = load("dithered", DITHERED)
+    for grain in (1.0, 100.0, 1000.0):
+        assert error_feedback(dithered(grain=grain)).has_residual
 
 
 def test_how_often_a_movement_is_sent(load: Load) -> None:

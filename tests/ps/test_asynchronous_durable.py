@@ -223,7 +223,9 @@ def test_the_first_weights_stay_for_as_long_as_somebody_may_begin_with_them(tmp_
         store = session.store
         assert store is not None
         assert [store.of(child).oldest for child in (0, 1)] == [2, 1]
-        with pytest.raises(ProtocolError, match="of this run, of round 3 at most"):
+        with pytest.raises(
+            ProtocolError, match="of this run, of exact value 1 and of round 3 at most"
+        ):
             session.back_up(served.caller(1), session.token, 4, 0)
 
 

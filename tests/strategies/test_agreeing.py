@@ -2,6 +2,7 @@
 """What must be equal on all workers, where some parties lie below a robust rule."""
 
 import json
+import types
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ class Fake:
         self.events: list[dict[str, Any]] = []
         self.beginning: Any = Beginning.__new__(Beginning)
         self.beginning.is_equal = lambda variables: False
+        untold = types.SimpleNamespace(check=lambda model: None)
+        self._fitting = types.SimpleNamespace(untold=untold)
         self.beginning.first_sync = lambda values: values
 
     def _together(self) -> Any:

@@ -7,9 +7,10 @@ tried once, on noise, for tensors of two sizes: a few elements over many steps, 
 over few. What a codec loses that has one norm for all elements grows with their number, so one that
 keeps up with a small tensor may diverge in a large one.
 
-The rule knows no false alarm: a codec is refused if at the end the residual is larger than all
-gradients together, which is worse than to send nothing at all, and still grows. The residual of
-what loses less than it is given cannot become that large, however late it sends. One that diverges
+A codec is refused if at the end the residual is larger than all gradients together, which is worse
+than to send nothing at all, and has grown by more than their sum since half of the steps. The
+residual of what loses less than it is given cannot become that large, however late it sends; that
+of a fixed grain that is far larger than the noise can, and then grows no more. One that diverges
 more slowly than a sum of gradients grows is not found: over that many steps it looks like a sparse
 codec that converges late.
 """
@@ -60,10 +61,10 @@ def _diverges(codec: "Compressor", elements: int, steps: int, first_steps: int) 
     generator = np.random.default_rng(0)
     noise = generator.standard_normal(elements + steps * _SHIFT, np.float32)
     residual = np.zeros(elements, np.float32)
-    norms, given = [], 0.0
+    norms, given = [], [0.0]  # `given[n]`: of n gradients together
     for step in range(steps):
         gradient = noise[step * _SHIFT :][:elements]
-        given += float(np.linalg.norm(gradient))
+        given.append(given[-1] + float(np.linalg.norm(gradient)))
         total = gradient + residual
         key = native.Key(seed=1, step=step, tensor_id=0)
         packet = native.encode(codec, total, key)
@@ -72,9 +73,10 @@ def _diverges(codec: "Compressor", elements: int, steps: int, first_steps: int) 
         norms.append(float(np.linalg.norm(residual.astype(np.float64))))
         if not np.isfinite(norms[-1]):
             return True
-        if len(norms) >= first_steps and norms[-1] <= given:
+        if len(norms) >= first_steps and norms[-1] <= given[-1]:
             return False
-    return norms[-1] > norms[steps // 2]
+    half = steps // 2
+    return norms[-1] * given[half + 1] > norms[half] * given[-1]
 
 
 def _decoded(codec: "Compressor", packet: native.Bytes, elements: int) -> native.Floats:

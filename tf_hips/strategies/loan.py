@@ -72,9 +72,9 @@ def _check_momentum(strategy: "PartyStrategy", level: str) -> None:
         has_own = dict(codec.codec.params).get("momentum", 0) > 0  # as dgc has
         is_tried = registry.holds(codec.codec.name) and codec.codec.has_state
         times = times_sent(codec.codec) if is_tried else 1.0
-        if codec.has_momentum or has_own or times > _MOST_TIMES:
+        if codec.has_momentum or has_own or not times <= _MOST_TIMES:  # nor no number
             others = "; `dgc(momentum=0)` and `error_feedback(topk(...))` have none"
-            if times > _MOST_TIMES:
+            if not times <= _MOST_TIMES:
                 others += f". This codec sends a movement {times:.3g} times over"
             raise ConfigError(
                 f"`{name}` must be without momentum under a loop of tf_hips.loops, which sends how "
