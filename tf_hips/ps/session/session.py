@@ -112,7 +112,11 @@ class Session(Departing):
         sync = FirstSync(self._state, self.changed, self._waiting, self._joined, self.settle)
         self.begin_sync, self.upload, self.download = sync.begin, sync.upload, sync.download
         self.first_sync = sync
-        ahead = Ahead(self._members, self._recorder)
+        ahead = self._ahead = Ahead(
+            self._members,
+            self._recorder,
+            lambda: self._state.is_asynchronous or self._waiting.bears_losses(),
+        )
         values = Gathering(
             self._state,
             ahead,
