@@ -9,7 +9,7 @@ import pytest
 
 from tests.ps.parties import DEADLINE_S, SITES, Party, together, train_all
 from tests.ps.quorums import Run
-from tests.ps.served import Served, rounds
+from tests.ps.served import SHAPES, Served, rounds
 from tests.ps.test_restart import Later, ServerProcess
 from tf_hips.errors import PeerError, ProtocolError, StateError
 from tf_hips.ps.terms.quorum import Quorum
@@ -59,6 +59,25 @@ def test_a_round_ahead_of_the_state_is_told(tmp_path: Path) -> None:
         with pytest.raises(StateError, match=r"`a` is in round 4, and the state in .* round 1: it"):
             second.begin(4)
         assert second.session.is_over
+
+
+def test_a_backup_ahead_of_the_state_is_told(tmp_path: Path) -> None:
+    """The sites were killed as well, and come back from backups that are newer than the state."""
+    with Served(tmp_path) as first:
+        first.join()
+        first.agree()
+        first.deliver(rounds(0, 1))
+        first.killed(tmp_path / "older")
+    state = tmp_path / "older/state/job"
+    with Served(tmp_path / "older") as second:
+        second.processes[0] = "after"
+        second.session.join(second.caller(0), 2, *second.texts, 7, second.rule)
+        second.session.settle()
+        before = files_of(state)
+        with pytest.raises(StateError, match=r"`a` is in round 7, and the state in .* round 1: it"):
+            second.session.agree_model(second.caller(0), SHAPES, 7)
+        assert second.session.is_disowned
+        assert files_of(state) == before
 
 
 def test_one_site_alone_cannot_disown_the_state_of_a_quorum(tmp_path: Path) -> None:

@@ -409,6 +409,7 @@ class Session(Departing):
         Raises:
             ProtocolError: it is larger than the server's limit, or differs from that of a child
                 before.
+            StateError: the session was restored from a state that is older than the run.
         """
         model = Model.from_json(shapes)
         if not 0 <= first_round <= MAX_ROUND:
@@ -420,7 +421,10 @@ class Session(Departing):
             child = self._joined(caller)
             if self.store is not None and child.num_returns > 0:
                 rounds = self.store.of(caller.child)
-                self._comeback.check_model(caller, rounds, model, first_round)
+                self._ahead.checked(
+                    caller.child,
+                    lambda: self._comeback.check_model(caller, rounds, model, first_round),
+                )
                 return
             told = (child.model, child.first_round)
             if self.store is not None and told == (model, first_round):
