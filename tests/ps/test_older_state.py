@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.ps.parties import DEADLINE_S, SITES, Party, together, train_all
-from tests.ps.served import Served, rounds
+from tests.ps.quorums import Run
+from tests.ps.served import SHAPES, Served, rounds
 from tests.ps.test_restart import Later, ServerProcess
 from tf_hips.errors import PeerError, ProtocolError, StateError
+from tf_hips.ps.terms.quorum import Quorum
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -57,6 +59,64 @@ def test_a_round_ahead_of_the_state_is_told(tmp_path: Path) -> None:
         with pytest.raises(StateError, match=r"`a` is in round 4, and the state in .* round 1: it"):
             second.begin(4)
         assert second.session.is_over
+
+
+def test_a_backup_ahead_of_the_state_is_told(tmp_path: Path) -> None:
+    """The sites were killed as well, and come back from backups that are newer than the state."""
+    with Served(tmp_path) as first:
+        first.join()
+        first.agree()
+        first.deliver(rounds(0, 1))
+        first.killed(tmp_path / "older")
+    state = tmp_path / "older/state/job"
+    with Served(tmp_path / "older") as second:
+        second.processes[0] = "after"
+        second.session.join(second.caller(0), 2, *second.texts, 7, second.rule)
+        second.session.settle()
+        before = files_of(state)
+        with pytest.raises(StateError, match=r"`a` is in round 7, and the state in .* round 1: it"):
+            second.session.agree_model(second.caller(0), SHAPES, 7)
+        assert second.session.is_disowned
+        assert files_of(state) == before
+
+
+def test_one_site_alone_cannot_disown_the_state_of_a_quorum(tmp_path: Path) -> None:
+    with Run(Quorum(2, 10.0), base=tmp_path) as first:
+        first.begin()
+        for number in range(2):
+            for child in range(3):
+                first.deliver(child, number)
+        first.killed(tmp_path / "state")
+    with Run(Quorum(2, 10.0), base=tmp_path / "state") as second:
+        for _ in range(2):  # as often as it likes
+            with pytest.raises(ProtocolError, match="Received: round 7"):
+                second.deliver(0, 7)
+        second.session.leave(second.caller(0), "it was refused")
+        assert not second.session.is_over
+        second.deliver(1, 2)
+        # Who has taken a right turn says nothing of the state any more.
+        with pytest.raises(ProtocolError, match="Received: round 7"):
+            second.deliver(1, 7)
+        assert not second.session.is_disowned
+        with pytest.raises(StateError, match=r"is in round 5, and the state in .* round 2: it is"):
+            second.deliver(2, 5)
+        assert second.session.is_disowned
+
+
+def test_one_site_alone_cannot_disown_the_state_of_asynchronous_rounds(tmp_path: Path) -> None:
+    rule = "fedasync(0.6)"
+    with Served(tmp_path, rule=rule) as first:
+        first.join()
+        first.agree()
+        first.deliver(rounds(0, 0))
+        first.killed(tmp_path / "state")
+    with Served(tmp_path / "state", rule=rule) as second:
+        with pytest.raises(ProtocolError, match="Received: round 7"):
+            second.begin(7)
+        assert not second.session.is_over
+        with pytest.raises(StateError, match="it is older than the run"):
+            second.session.begin_round(second.caller(1), 7)
+        assert second.session.is_disowned
 
 
 @pytest.mark.heavy

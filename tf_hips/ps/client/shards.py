@@ -24,13 +24,13 @@ from typing import Any, TypeVar
 import numpy.typing as npt
 
 from tf_hips.config import Uplink
-from tf_hips.errors import ConfigError, ProtocolError, TfHipsError
+from tf_hips.errors import ConfigError, PeerError, ProtocolError, TfHipsError
 from tf_hips.ps.client.backups import Give
 from tf_hips.ps.client.client import Client
 from tf_hips.ps.client.link import Link
 from tf_hips.ps.client.passage import Passage, ReadWeights
 from tf_hips.ps.client.views import Halt, Packets
-from tf_hips.ps.client.welcome import Welcome
+from tf_hips.ps.client.welcome import Welcome, why_apart
 from tf_hips.ps.terms.assignment import MAX_SHARDS, Shard
 from tf_hips.ps.terms.tree import Guards, Leaves
 from tf_hips.ps.terms.weights import Described
@@ -112,7 +112,8 @@ class ShardedClient:
         Raises:
             ProtocolError: the servers are not those of one run in the order of their shards, or as
                 for `Client.join`.
-            PeerError: as for `Client.join`.
+            PeerError: as for `Client.join`, or a run that one server has restored is over at
+                another; it is left, so that it ends at all.
         """
         try:
             # Before any server counts on this party, each must be the one that it is taken for.
@@ -122,6 +123,10 @@ class ShardedClient:
                 self._give_up_join,
             )
             self._compare(welcomes)
+            reason = why_apart(welcomes, self._servers)
+            if reason is not None:
+                self.leave(reason)  # who only closed would be known to all when it comes again
+                raise PeerError(reason)
         except BaseException:
             self._give_up_join()
             raise

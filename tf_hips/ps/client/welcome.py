@@ -2,7 +2,7 @@
 """What a server answers a child that has joined a run."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tf_hips.ps.rules import parse
@@ -93,3 +93,28 @@ class Welcome:
     def voting(self) -> Votes | None:
         """How the children of its server vote; None: they do not."""
         return None if self.votes is None else voting.read(self.votes)
+
+
+def why_apart(welcomes: Sequence[Welcome], servers: Sequence[str]) -> str | None:
+    """Why servers that share a model are not in one run, as one begins and another goes on.
+
+    A party that was killed while it joined is known to some of them only, but before all of them
+    knew all parties there was no second round.
+
+    Args:
+        welcomes: what the servers answered.
+        servers: their addresses.
+
+    Returns:
+        None: they are in one run.
+    """
+    going_on = [place for place, one in enumerate(welcomes) if one.is_back and one.newest > 0]
+    new = [place for place, one in enumerate(welcomes) if not one.is_back]
+    if not going_on or not new:
+        return None
+    return (
+        "All servers of a run must be in the same one. Received: a run in round "
+        f"{welcomes[going_on[0]].newest} from {servers[going_on[0]]}, and a new one from "
+        f"{servers[new[0]]}, at which the run before is over or was lost. It ends at all; started "
+        "again, all sites begin a new run"
+    )

@@ -266,12 +266,16 @@ class Keeper:
     def renew(self) -> Session:
         """The session after one that is over: where the disk has failed, the same one as it was.
 
+        Not so for one of several shards, or below a server: the others know that the run is over,
+        and begin a new one.
+
         Raises:
             StateError: as for `restore`.
             PeerError: the folder cannot be written to.
         """
         if self._recorder is not None:
-            self._was_cut_off = self._recorder.has_failed
+            is_alone = self._terms.shard.count == 1 and self._terms.site is None
+            self._was_cut_off = is_alone and self._recorder.has_failed
             self._release()
         found = self.restore() if self._was_cut_off else None
         self._was_cut_off = False

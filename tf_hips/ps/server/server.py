@@ -254,7 +254,8 @@ class Server:
     def _renew(self) -> None:
         """Begins a new session where a process that joins finds one that is over.
 
-        One that has ended because the disk failed goes on, as in a server that is started again.
+        One that has ended because the disk failed goes on, as in a server that is started again,
+        unless other servers are in it.
         """
         if self._stopped.is_set() and self._session.is_over:
             raise PeerError(f"{ENDED}{STOPPED}")

@@ -26,6 +26,7 @@ from tf_hips.ps.session.presence import Presence
 from tf_hips.ps.session.state import State
 from tf_hips.ps.session.waiting import Wait, Waiting
 from tf_hips.ps.terms.model import Model, first_difference
+from tf_hips.ps.terms.recorder import AheadError
 
 # Lines of the log about each child.
 _MOST_TOLD = 128
@@ -113,7 +114,10 @@ class Comeback:
         return self._num_told[position] <= _MOST_TOLD
 
     def check_model(self, caller: Caller, store: Rounds, model: Model, number: int) -> None:
-        """Raises ProtocolError unless a child that has come back can go on with round `number`."""
+        """Raises ProtocolError unless a child that has come back can go on with round `number`.
+
+        It is an AheadError where that round has not begun.
+        """
         site = self._members.site(caller.child)
         text = first_difference(store.model.shapes, model.shapes, "tensor")
         if text is not None:
@@ -122,7 +126,14 @@ class Comeback:
                 f"of site `{site}` (here) differ: {text}"
             )
         newest = store.round
-        if not store.oldest <= number <= newest + 1:
+        if number > newest + 1:
+            raise AheadError(
+                f"Site `{site}` can come back to rounds {store.oldest} to {newest + 1}. Received: "
+                f"a backup of round {number}, which has not begun",
+                f"round {number}",
+                f"round {newest}",
+            )
+        if number < store.oldest:
             raise ProtocolError(
                 f"Site `{site}` can come back to rounds {store.oldest} to {newest}, whose results "
                 f"are kept. Received: a backup of round {number}. Back up more often, or let the "

@@ -112,7 +112,11 @@ class Session(Departing):
         sync = FirstSync(self._state, self.changed, self._waiting, self._joined, self.settle)
         self.begin_sync, self.upload, self.download = sync.begin, sync.upload, sync.download
         self.first_sync = sync
-        ahead = Ahead(self._members, self._recorder)
+        ahead = self._ahead = Ahead(
+            self._members,
+            self._recorder,
+            lambda: self._state.is_asynchronous or self._waiting.bears_losses(),
+        )
         values = Gathering(
             self._state,
             ahead,
@@ -405,6 +409,7 @@ class Session(Departing):
         Raises:
             ProtocolError: it is larger than the server's limit, or differs from that of a child
                 before.
+            StateError: the session was restored from a state that is older than the run.
         """
         model = Model.from_json(shapes)
         if not 0 <= first_round <= MAX_ROUND:
@@ -416,7 +421,10 @@ class Session(Departing):
             child = self._joined(caller)
             if self.store is not None and child.num_returns > 0:
                 rounds = self.store.of(caller.child)
-                self._comeback.check_model(caller, rounds, model, first_round)
+                self._ahead.checked(
+                    caller.child,
+                    lambda: self._comeback.check_model(caller, rounds, model, first_round),
+                )
                 return
             told = (child.model, child.first_round)
             if self.store is not None and told == (model, first_round):
