@@ -10,7 +10,9 @@ exit code `NO_RESTART` that a worker would fail again, however often it is start
 """
 
 import contextlib
+import errno
 import os
+import socket
 import sys
 from collections.abc import Iterator
 from types import TracebackType
@@ -21,6 +23,14 @@ NO_RESTART = 78
 ENDED = "The run has ended. "
 """What an error says, before the reason, when the run is over for all parties."""
 
+# A disk that is full, a file server or a network that is away for a while.
+_OF_A_MOMENT = frozenset(
+    {
+        *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ENOMEM, errno.EAGAIN),
+        *(errno.EINTR, errno.EBUSY, errno.EMFILE, errno.ENFILE, errno.ETIMEDOUT),
+        *(errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH),
+    }
+)
 _CONFIG_VARIABLE = "TF_HIPS_CONFIG"  # that of tf_hips.config, which stands above this module
 
 
@@ -71,9 +81,17 @@ def is_final(error: BaseException | None) -> bool:
     """Whether a process that is started again would fail in the same way.
 
     It is set up wrongly, or the run is over for all, as this process heard itself or from others.
+    What a full disk or a network that is away has caused may be over by then.
     """
-    is_set_up_wrongly = isinstance(error, ConfigError | LibraryError | SpecificationError)
+    is_set_up_wrongly = isinstance(
+        error, ConfigError | LibraryError | SpecificationError
+    ) and not _is_of_a_moment(error.__cause__)
     return is_set_up_wrongly or (isinstance(error, TfHipsError) and ENDED in str(error))
+
+
+def _is_of_a_moment(cause: BaseException | None) -> bool:
+    is_of_network = isinstance(cause, ConnectionError | TimeoutError | socket.gaierror)
+    return is_of_network or (isinstance(cause, OSError) and cause.errno in _OF_A_MOMENT)
 
 
 def end_launched(error: BaseException) -> None:

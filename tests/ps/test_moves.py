@@ -22,8 +22,8 @@ CHUNK = 1 << 22
 FP32 = compressors.parse("fp32").codec
 
 
-def longest_pause_s(bytes_per_s: float, num_bytes: int, step_bytes: float, lost_at: int) -> float:
-    """Between two times at which a child that sends one chunk after the other buys time.
+def longest_pause_s(bytes_per_s: float, num_bytes: int, step_bytes: float, lost_at: float) -> float:
+    """Between two times at which a child that sends one packet after the other buys time.
 
     Args:
         bytes_per_s: of its link.
@@ -32,30 +32,47 @@ def longest_pause_s(bytes_per_s: float, num_bytes: int, step_bytes: float, lost_
         lost_at: seconds after which its connection breaks, and a packet begins anew.
     """
     moves, began, at, pauses = Moves(), 0.0, 0.0, []
-    held, sent, second = 0, 0.0, 0
-    while held < num_bytes:
-        second += 1
-        sent += bytes_per_s
-        if second == lost_at:
-            sent -= sent % CHUNK
-        held = min(int(sent), num_bytes)
-        pieces = [(chunk, CHUNK) for chunk in range(held // CHUNK)]
-        before = moves.count
-        moves.brought(0, (3, 0), [*pieces, (held // CHUNK, held % CHUNK)], step_bytes)
-        at = float(second)
-        if moves.count > before:
-            pauses.append(at - began)
-            began = at
+    sizes = [CHUNK] * (num_bytes // CHUNK) + [num_bytes % CHUNK]
+    left = list(enumerate(bytes(size) for size in sizes))
+    while left:
+        assembler = wire.Assembler(sizes)
+        for message in wire.bundle(left):
+            arrives = at + len(message) / bytes_per_s
+            if at < lost_at < arrives:
+                at = lost_at
+                break
+            at = arrives
+            packets = assembler.feed(message)
+            left = left[len(packets) :]
+            before = moves.count
+            pieces = [(chunk, len(packet)) for chunk, packet in packets]
+            moves.brought(0, (3, 0), pieces + assembler.begun, step_bytes)
+            if moves.count > before:
+                pauses.append(at - began)
+                began = at
     return max([*pauses, at - began])
 
 
-@pytest.mark.parametrize(("bytes_per_s", "shards"), [(7000, 1), (1100, 1), (7000 / 6, 6)])
-def test_a_slow_link_is_given_as_long_as_it_takes(bytes_per_s: float, shards: int) -> None:
-    """A modem; one near the least rate; a modem whose party sends to six servers at once."""
-    step_bytes = STEP_BYTES / shards
-    assert longest_pause_s(bytes_per_s, 10_000_000, step_bytes, 0) < PATIENCE_S
-    # What had come of a packet when the connection broke comes once more, and is no progress.
-    assert longest_pause_s(7000, 10_000_000, step_bytes, 700) < PATIENCE_S
+@pytest.mark.parametrize(
+    ("bytes_per_s", "shards", "patience_s"),
+    [(7000, 1, 600), (2800, 1, 600), (2000, 6, 600), (19_000, 1, 60)],
+)
+def test_a_slow_link_is_given_as_long_as_it_takes(
+    bytes_per_s: float, shards: int, patience_s: float
+) -> None:
+    """A modem; those near the least rate, to each of six servers, and of a short time-out."""
+    step_bytes = LEAST_BYTES_PER_S * patience_s / shards
+    # Nothing is seen of a message before it is whole.
+    least = (step_bytes + wire.MESSAGE_BYTES) / patience_s
+    assert least < bytes_per_s
+    assert longest_pause_s(bytes_per_s, 10_000_000, step_bytes, 0) < patience_s
+
+
+@pytest.mark.parametrize("lost_at", range(50, 1000, 50))
+def test_a_broken_connection_costs_a_packet_and_a_message(lost_at: float) -> None:
+    """What had come of them when the connection broke comes once more, and is no progress."""
+    bytes_per_s = (STEP_BYTES + 2 * wire.MESSAGE_BYTES + CHUNK) / PATIENCE_S
+    assert longest_pause_s(1.01 * bytes_per_s, 10_000_000, STEP_BYTES, lost_at) < PATIENCE_S
 
 
 def test_a_byte_now_and_then_buys_time_once() -> None:

@@ -87,6 +87,7 @@ class Context:
     ("reason", "warnings"),
     [
         (f"{ENDED}{STOPPED}", []),
+        (STOPPED, []),
         ("No.", ["Refused a call of ipv6:[::1]:52480: No."]),
     ],
 )

@@ -16,7 +16,7 @@ from tests.ps.trees import SHAPES, Node, addresses_of, leaves_of, serving_tree
 from tests.support.certs import Certificates
 from tests.support.eventually import eventually
 from tf_hips.config import Uplink
-from tf_hips.errors import PeerError, ProtocolError, TfHipsError
+from tf_hips.errors import PeerError, ProtocolError, TfHipsError, is_final
 from tf_hips.ps.client.client import Client
 from tf_hips.ps.server.server import Server
 from tf_hips.ps.session.members import Caller, Members, Terms
@@ -185,6 +185,20 @@ def test_a_join_while_a_server_stops_is_refused_in_words(certificates: Certifica
             assert time.monotonic() - began < DEADLINE_S
             assert server._session is before
             member.client.close()
+
+
+def test_a_server_that_stops_before_the_run_has_begun_may_be_started_again(
+    certificates: Certificates,
+) -> None:
+    with serving(certificates, parties=("a", "b"), insecure=True) as server:
+        first = Party(server.address, "a", None)
+        joining = Later(first.join)
+        until(server, lambda session: session._waiting._num_calls > 0)
+        server.stop()
+        with pytest.raises(PeerError, match=r"Join: The server was stopped\.$") as caught:
+            joining.result()
+        first.client.close()
+    assert not is_final(caught.value)
 
 
 def test_a_restarted_party_server_waits_as_the_one_above_it_says(

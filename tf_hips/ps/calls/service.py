@@ -245,7 +245,7 @@ class Calls:
 
     def _refuse(self, context: grpc.ServicerContext, code: grpc.StatusCode, text: str) -> NoReturn:
         text = log.printable(text[:_MOST_CHARACTERS])  # gRPC bounds a call's metadata to 8 KiB
-        if text == f"{ENDED}{STOPPED}":  # whoever has stopped it knows
+        if text in (STOPPED, f"{ENDED}{STOPPED}"):  # whoever has stopped it knows
             context.abort(code, text)
         peer = urllib.parse.unquote(context.peer())  # gRPC quotes the brackets of IPv6
         self._traffic.refused()

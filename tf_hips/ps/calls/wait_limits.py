@@ -11,7 +11,7 @@ import threading
 import time
 
 from tf_hips.config import Uplink
-from tf_hips.errors import ENDED, ConfigError, PeerError, TfHipsError
+from tf_hips.errors import ConfigError, PeerError, TfHipsError
 from tf_hips.ps.client.link import Link
 from tf_hips.ps.client.passage import read_terms
 from tf_hips.ps.client.shards import SEPARATOR
@@ -120,7 +120,7 @@ class Waits:
                 link.close()
             above = Limits.above(link, timeout_s)
         except TfHipsError as error:
-            self._failure = PeerError(f"{ENDED}{STOPPED}") if self._is_closed else error
+            self._failure = PeerError(STOPPED) if self._is_closed else error
             self._failed_at = time.monotonic()
             raise self._failure from None
         finally:

@@ -258,7 +258,7 @@ class Server:
         unless other servers are in it.
         """
         if self._stopped.is_set() and self._session.is_over:
-            raise PeerError(f"{ENDED}{STOPPED}")
+            raise PeerError(f"{ENDED}{STOPPED}" if self._session.is_started else STOPPED)
         if not self._session.is_over or self._config.once:
             return
         if self._session.is_disowned:

@@ -13,7 +13,8 @@ from collections.abc import Iterable
 
 # Seconds after which a child that waits is told that others are still sending.
 TELLS_AFTER_S = 10.0
-# At which the part of a child must come, or it buys no time: a modem of 56 kbit/s has 7 times that.
+# At which the part of a child must come, or it buys no time. What it brings is seen by whole
+# messages, so its link needs one of `wire.MESSAGE_BYTES` more in the time that others wait.
 LEAST_BYTES_PER_S = 1024.0
 # What a child that has come back does again.
 ROUND, GATHER, BACKUP = "round", "gather", "backup"

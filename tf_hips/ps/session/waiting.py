@@ -91,7 +91,9 @@ class Waiting:
     def check(self, caller: Caller) -> None:
         """Raises if the run has ended or the caller is gone."""
         if self.ended is not None:
-            raise self.error(f"{ENDED}{self.ended}")
+            # Nothing is lost of a run that has not begun: who starts again may find it beginning.
+            has_begun = self._members.is_started
+            raise self.error(f"{ENDED}{self.ended}" if has_begun else self.ended)
         if caller.is_gone:
             raise HungUpError(f"Site `{self._members.site(caller.child)}` has hung up.")
 
