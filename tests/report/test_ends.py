@@ -4,7 +4,7 @@
 import pytest
 
 from tests.report.test_runs import event, write_events
-from tf_hips.report import page, runs
+from tf_hips.report import ends, page, runs
 
 SETUP = {"mode": "sync", "network": "lenet", "dataset": "digits", "steps": 400}
 LOST = "PeerError: The run has ended. Site `b` was lost: no call for 120 s"
@@ -63,3 +63,24 @@ def test_a_table_says_it_where_not_all_are_whole(tmp_path):
     assert first == "ended"
     assert second.startswith("failed: PeerError: The run has ended. Site `b`")
     assert len(second) <= 60
+
+
+def test_each_event_is_looked_at_a_few_times_however_many_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked: list[int] = []
+    of_site = ends._of_site
+
+    def counting(own: list[dict], setup: dict) -> object:
+        looked.append(len(own))
+        return of_site(own, setup)
+
+    monkeypatch.setattr(ends, "_of_site", counting)
+    rounds = [
+        event(12 + n, "round", site, round=n, sent=1, received=1, seconds=0.1)
+        for n in range(300)
+        for site in ("a", "b")
+    ]
+    events = [*begun("a"), *begun("b"), *rounds]
+    assert ends.state(events, {**SETUP}) == "not ended: step 300/400"
+    assert sum(looked) == len(events)

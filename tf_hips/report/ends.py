@@ -27,8 +27,11 @@ def state(events: Sequence[Event], setup: Event) -> str | None:
         come, of a run that was killed or is on. Where other sites have ended, the site comes
         before. None: not known.
     """
-    sites = {event["site"]: _of_site(events, event["site"], setup) for event in events}
-    known = {site: end for site, end in sites.items() if end is not None}
+    of_sites: dict[str, list[Event]] = {}
+    for event in events:
+        of_sites.setdefault(event["site"], []).append(event)
+    ends = {site: _of_site(own, setup) for site, own in of_sites.items()}
+    known = {site: end for site, end in ends.items() if end is not None}
     if not known:
         return None
     bad = [(end, site) for site, end in known.items() if end[0] != ENDED]
@@ -40,9 +43,8 @@ def state(events: Sequence[Event], setup: Event) -> str | None:
     return told if len(bad) == len(known) else f"{site} {told}"
 
 
-def _of_site(events: Sequence[Event], site: str, setup: Event) -> tuple[str, int, str] | None:
-    """What has become of a site, when, and the reason or how far it has come."""
-    own = [event for event in events if event["site"] == site]
+def _of_site(own: Sequence[Event], setup: Event) -> tuple[str, int, str] | None:
+    """What has become of a site by its own events, when, and the reason or how far it has come."""
     begins = [at for at, one in enumerate(own) if one["event"] == "joined" or _begins(one, setup)]
     if not begins:
         return None

@@ -84,8 +84,8 @@ class ConnectedStrategy(GroupedStrategy):
         for action in self._when_left:
             try:
                 action()
-            except OSError as error:
-                log.warning("What was kept to come back to the run is still there: %s", error)
+            except OSError as kept:
+                log.warning("What was kept to come back to the run is still there: %s", kept)
 
     def _connected(self) -> Connection:
         if self.client is None or self._is_closed:

@@ -122,14 +122,14 @@ class Folder:
         Raises:
             OSError: it does not.
         """
-        path = self.path / ".room-000000"
-        descriptor = self.make_unnamed(self.path / "room-000000")
+        path = self.path / "room"
+        descriptor = self.make_unnamed(path)
         try:
             write(descriptor, [bytes(_ROOM_BYTES)])
             os.fsync(descriptor)  # some file systems look for the blocks only then
         finally:
             os.close(descriptor)
-            path.unlink()
+            self.remove_unnamed(path)
 
     def remove_before(self, number: int) -> None:
         """Deletes what a state that begins with `number` does not need."""
