@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tf_hips.cli import processes
+from tf_hips import config
+from tf_hips.cli import party, processes
 from tf_hips.cli.processes import Failure, Job, _Child, _Group
 
 
@@ -39,6 +40,14 @@ def test_pauses_before_restarts_double_up_to_half_a_minute() -> None:
 
     assert [pause_s(attempt) for attempt in range(1, 8)] == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0]
     assert pause_s(2000) == 30.0
+
+
+def test_who_is_started_for_the_last_time_does_not_come_back() -> None:
+    """It leaves the run with its error, so that no other site waits for it."""
+    told = [party._attempt(config.Run(), attempt, 2) for attempt in range(3)]
+    assert [one.attempt for one in told] == [0, 1, 2]
+    assert [one.comes_back for one in told] == [True, True, False]
+    assert not party._attempt(config.Run(), 0, 0).comes_back
 
 
 @pytest.mark.parametrize("restarts", [True, False])

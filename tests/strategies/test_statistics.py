@@ -175,6 +175,18 @@ def test_only_averages_go_up():
     assert names == ["mean", "moving_mean", "moving_variance"]
 
 
+def test_a_statistic_that_nobody_moves_keeps_its_bits():
+    import tensorflow as tf
+
+    from tf_hips.strategies.statistics import moved_by
+
+    values = np.geomspace(1e-12, 1e6, 200, dtype=np.float32)
+    for name in ("moving_mean", "moving_variance"):
+        statistic = tf.Variable(values, name=f"norm/{name}")
+        kept = moved_by(statistic, tf.constant(values), tf.zeros_like(values)).numpy()
+        np.testing.assert_array_equal(kept, values)
+
+
 def test_what_rules_make_of_movements():
     from tf_hips.ps import rules
     from tf_hips.strategies.statistics import factor_of
