@@ -55,6 +55,24 @@ def test_warmup_is_linear_per_step_and_ends_exactly():
     assert set(fit([LearningRateWarmup()])[0]) == {float(np.float32(0.8))}
 
 
+def test_a_warmup_is_as_long_as_is_said_to_the_nearest_step():
+    from tf_hips.callbacks import LearningRateWarmup
+
+    # Epochs of 5 steps; without a word it is Horovod's five epochs.
+    for options, length in (
+        ({}, 25),
+        ({"warmup_epochs": 1.5}, 8),
+        ({"warmup_epochs": 0.01}, 1),
+        ({"warmup_steps": 7}, 7),
+        ({"steps_per_epoch": 4}, 20),
+    ):
+        warmup = LearningRateWarmup(0.8, scale=4, **options)
+        warmup.set_params({"steps": 5})
+        assert warmup.rate(length - 1) == 0.8
+        if length > 1:
+            assert warmup.rate(length - 2) == pytest.approx(0.2 * (1 + 3 * (length - 1) / length))
+
+
 def test_warmup_in_executions_of_several_steps_and_in_the_middle():
     from tf_hips.callbacks import LearningRateWarmup
 
