@@ -27,7 +27,8 @@ from tf_hips.config import Uplink
 from tf_hips.errors import ENDED, ConfigError, PeerError, ProtocolError, TfHipsError
 from tf_hips.ps.client.backups import Backups, Give
 from tf_hips.ps.client.exchange import Exchange
-from tf_hips.ps.client.link import Link, detail
+from tf_hips.ps.client.failures import detail
+from tf_hips.ps.client.link import Link
 from tf_hips.ps.client.passage import Passage, ReadWeights, read_terms
 from tf_hips.ps.client.sketch import Fixed, Hearing
 from tf_hips.ps.client.transfers import Transfers

@@ -19,20 +19,11 @@ import grpc
 
 from tf_hips import log
 from tf_hips.config import Uplink
-from tf_hips.errors import (
-    ENDED,
-    ConfigError,
-    NonFiniteError,
-    PacketError,
-    PeerError,
-    ProtocolError,
-    TfHipsError,
-    ToleranceError,
-)
+from tf_hips.errors import ENDED, ConfigError, PeerError, ProtocolError, TfHipsError
+from tf_hips.ps.client.failures import code_of, detail, is_broken, is_busy, kind_of
 from tf_hips.ps.security import tls
 from tf_hips.ps.security.diagnosis import diagnose
 from tf_hips.ps.transport import wire
-from tf_hips.ps.transport.calls_at_once import TOO_MANY
 from tf_hips.ps.transport.news import Request, news_from_message
 from tf_hips.ps.transport.sockets import Meter
 from tf_hips.ps.transport.wire import Call
@@ -61,15 +52,6 @@ CHANNEL_OPTIONS = (
 # A server that never answered may still be starting, but not for a whole round's deadline.
 _FIRST_CONTACT_S = 30.0
 _PAUSES_S = (0.05, 0.2, 0.5, 1.0, 2.0)
-_ERRORS: dict[grpc.StatusCode, type[TfHipsError]] = {
-    grpc.StatusCode.INVALID_ARGUMENT: PacketError,
-    grpc.StatusCode.OUT_OF_RANGE: NonFiniteError,
-    grpc.StatusCode.NOT_FOUND: ToleranceError,
-    grpc.StatusCode.FAILED_PRECONDITION: ProtocolError,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: ProtocolError,
-}
-# What gRPC's server says when `maximum_concurrent_rpcs` is reached, and ours to one child.
-_BUSY = ("Concurrent RPC limit", TOO_MANY)
 
 _Result = TypeVar("_Result")
 
@@ -233,14 +215,15 @@ class Link:
                 self._has_connected = True
                 return result
             except (grpc.RpcError, grpc.FutureCancelledError) as error:
-                code = error.code() if isinstance(error, grpc.RpcError) else None
                 # A server that stops cancels calls that have just come.
-                is_stopped = code == grpc.StatusCode.CANCELLED and not (
-                    self._closed.is_set() or patience.is_over
+                is_stopped = (
+                    isinstance(error, grpc.RpcError)
+                    and error.code() == grpc.StatusCode.CANCELLED
+                    and not (self._closed.is_set() or patience.is_over)
                 )
-                if code == grpc.StatusCode.UNAVAILABLE or is_stopped:
-                    reason = self._pause(method, attempt, patience)
-                elif _is_busy(error):
+                if is_broken(error) or is_stopped:
+                    reason = self._pause(method, attempt, patience, reason)
+                elif is_busy(error):
                     self._rest(method, attempt, patience)
                 else:
                     self._has_connected = True
@@ -329,8 +312,11 @@ class Link:
                     self._channel = None
                 self.meter.settle()
 
-    def _pause(self, method: str, attempt: int, patience: Patience) -> str:
-        """After a broken connection: says why, having waited a moment, or raises."""
+    def _pause(self, method: str, attempt: int, patience: Patience, reason: str) -> str:
+        """After a broken connection: says why, having waited a moment, or raises.
+
+        What differs from `reason`, as it was before, is logged.
+        """
         self._disconnect()
         self._check(method)
         name = tls.server_name(self._uplink.server_role)
@@ -342,12 +328,15 @@ class Link:
             was_there=self._has_connected,
         )
         self._check(method)
+        # Whoever was connected has had all that it needs, so what is wrong now may be put right: a
+        # certificate renewed, the other half of it copied, what answers for the server gone.
+        may_pass = found.may_pass or self._has_connected
         waited_s = patience.seconds - patience.left_s
         is_late = not self._has_connected and waited_s > _FIRST_CONTACT_S
-        if not found.may_pass or is_late or patience.left_s < _pause_s(attempt):
-            waited = f" Tried for {waited_s:.0f} s." if found.may_pass else ""
+        if not may_pass or is_late or patience.left_s < _pause_s(attempt):
+            waited = f" Tried for {waited_s:.0f} s." if may_pass else ""
             raise PeerError(f"{method}: {found.text}{waited}") from None
-        if attempt == 0:
+        if found.text != reason:
             log.warning(
                 "%s: no connection to %s. %s Trying again.",
                 method,
@@ -369,8 +358,7 @@ class Link:
     def _translate(
         self, method: str, error: Exception, patience: Patience, began: float, reason: str
     ) -> TfHipsError:
-        code = error.code() if isinstance(error, grpc.RpcError) else grpc.StatusCode.CANCELLED
-        text = detail(error)
+        code, text = code_of(error), detail(error)
         waited_s = time.monotonic() - began
         if code == grpc.StatusCode.DEADLINE_EXCEEDED and "Deadline Exceeded" in text:
             text = f"no answer within {waited_s:.0f} s."
@@ -380,7 +368,7 @@ class Link:
             text = "this party has left the run."
         elif code == grpc.StatusCode.CANCELLED and patience.is_over:
             text = f"no byte has moved for {patience.seconds:.0f} s."
-        return _ERRORS.get(code, PeerError)(f"Server {self._uplink.server}, {method}: {text}")
+        return kind_of(code)(f"Server {self._uplink.server}, {method}: {text}")
 
     def _watch(self) -> None:
         """Keeps a `Watch` call open until the run ends or the link is closed."""
@@ -411,11 +399,8 @@ class Link:
                 self._end(str(error))
                 return
             except grpc.RpcError as error:
-                is_lost = error.code() in (
-                    grpc.StatusCode.UNAVAILABLE,
-                    grpc.StatusCode.CANCELLED,
-                )
-                if not is_lost and not _is_busy(error):
+                is_stopped = error.code() == grpc.StatusCode.CANCELLED
+                if not (is_broken(error) or is_stopped or is_busy(error)):
                     self._end(detail(error))
                     return
             except Exception as error:  # the server would take this child for lost
@@ -434,21 +419,6 @@ class Link:
         self._wake.set()
         if self.on_end is not None:
             self.on_end()
-
-
-def detail(error: Exception) -> str:
-    """What the other side says, or else the error's own text."""
-    with contextlib.suppress(AttributeError):
-        return str(error.details())  # type: ignore[attr-defined]
-    return str(error)
-
-
-def _is_busy(error: Exception) -> bool:
-    return (
-        isinstance(error, grpc.RpcError)
-        and error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-        and any(text in detail(error) for text in _BUSY)
-    )
 
 
 def _pause_s(attempt: int) -> float:
