@@ -12,6 +12,7 @@ class Relay:
 
     def __init__(self, port: int) -> None:
         self.num_cuts = 0
+        self.num_connections = 0
         self.bytes_per_s: float | None = None  # each way of each connection
         self.answer: bytes | None = None  # to each new connection, which is closed then
         self.moved = {"up": 0, "down": 0}  # bytes that were passed on
@@ -20,6 +21,7 @@ class Relay:
         self._closed = threading.Event()
         self._left: dict[str, int | None] = {"up": None, "down": None}
         self._flips = False
+        self._dead: set[socket.socket] = set()
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
         self.listener = socket.create_server(("127.0.0.1", 0))
@@ -51,6 +53,11 @@ class Relay:
         with self._lock:
             self._left[direction], self._flips = num_bytes, True
 
+    def forget(self) -> None:
+        """From now on the connections that are there end in nothing, as behind a router."""
+        with self._lock:
+            self._dead |= set(self._sockets)
+
     def cut(self) -> None:
         """Cuts all connections that are there."""
         with self._lock:
@@ -78,6 +85,7 @@ class Relay:
                 near.close()
                 continue
             with self._lock:
+                self.num_connections += 1
                 self._sockets += [near, far]
             self._start(self._pump, near, far, "up")
             self._start(self._pump, far, near, "down")
@@ -97,6 +105,8 @@ class Relay:
                 if self.bytes_per_s is not None:
                     self._closed.wait(len(data) / self.bytes_per_s)
                 with self._lock:
+                    if source in self._dead:
+                        continue
                     left = self._left[direction]
                     if left is not None:
                         self._left[direction] = left - len(data)
@@ -108,6 +118,8 @@ class Relay:
                             data = _flipped(data, left - 1)
                     self.moved[direction] += len(data)
                 target.sendall(data)
+        if source in self._dead:
+            return  # who is at the other end does not hear of it
         for end in (source, target):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.eventually import eventually
 from tf_hips.config import Uplink
-from tf_hips.errors import PacketError
+from tf_hips.errors import PacketError, PeerError
 from tf_hips.ps.client.client import Client
 from tf_hips.ps.client.link import Link
 from tf_hips.ps.server.server import Server
@@ -84,6 +84,16 @@ def test_a_connection_is_closed_where_its_bytes_cannot_be_counted(
             with pytest.raises(OSError, match="Too many open files"):
                 link.close()
         assert [is_closed(channel) for channel in channels] == [True]
+
+
+def test_a_server_that_keeps_no_run_is_not_looked_for_where_nobody_listens() -> None:
+    with linked() as link:
+        host, port = link._address
+    link = Link(Uplink(f"{host}:{port}", "a"), (host, port), None, "run", "process")
+    with contextlib.closing(link), pytest.raises(PeerError, match="Nothing listens") as caught:
+        link.expect()
+        link.control("Leave", b"", 10 * DEADLINE_S, comes_back=False)
+    assert "Tried for" not in str(caught.value)
 
 
 def test_a_watch_that_fails_is_begun_again(

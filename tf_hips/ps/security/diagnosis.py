@@ -29,10 +29,17 @@ _VERIFY_NOT_YET, _VERIFY_EXPIRED, _VERIFY_PURPOSE, _VERIFY_HOST = 9, 10, 26, 62
 
 @dataclasses.dataclass(frozen=True)
 class Diagnosis:
-    """Why a connection does not come about; `may_pass` says whether trying again can help."""
+    """Why a connection does not come about.
+
+    Attributes:
+        text: says it.
+        may_pass: whether trying again can help.
+        is_refused: whether the host is there, and nobody listens at the port.
+    """
 
     text: str
     may_pass: bool
+    is_refused: bool = False
 
 
 def diagnose(
@@ -67,7 +74,8 @@ def diagnose(
         return Diagnosis(f"The host of {where} is not known: {error.strerror}.", may_pass)
     except OSError as error:
         reason = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
-        return Diagnosis(f"Nothing listens at {where} ({reason}).", may_pass=True)
+        is_refused = isinstance(error, ConnectionRefusedError)
+        return Diagnosis(f"Nothing listens at {where} ({reason}).", True, is_refused)
     with connection:
         try:
             if tls is None:

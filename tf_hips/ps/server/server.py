@@ -29,13 +29,13 @@ from tf_hips.ps.disk.durable import Keeper
 from tf_hips.ps.rules import why_weak
 from tf_hips.ps.security import tls
 from tf_hips.ps.security.diagnosis import check_server
-from tf_hips.ps.server.listening import SERVER_OPTIONS, check_free, keepalive
+from tf_hips.ps.server.listening import SERVER_OPTIONS, check_free
 from tf_hips.ps.server.status import Metrics, snapshot
 from tf_hips.ps.server.uplink import Upper
 from tf_hips.ps.session.session import Session
 from tf_hips.ps.session.settings import ServerConfig, terms_of
 from tf_hips.ps.session.waiting import STOPPED
-from tf_hips.ps.transport import wire
+from tf_hips.ps.transport import keepalive, wire
 from tf_hips.ps.transport.calls_at_once import MAX_CALLS
 
 # For children to hear why a run has ended, before a server of one run stops.
@@ -212,7 +212,7 @@ class Server:
         server = grpc.server(
             self._pool,
             handlers=(grpc.method_handlers_generic_handler(wire.SERVICE, calls.handlers()),),
-            options=(*SERVER_OPTIONS, *keepalive(self._config.lost_after_s)),
+            options=(*SERVER_OPTIONS, *keepalive.options(self._config.lost_after_s)),
             maximum_concurrent_rpcs=MAX_CALLS * children + shards + 8,
         )
         try:
