@@ -96,6 +96,26 @@ def test_a_server_that_keeps_no_run_is_not_looked_for_where_nobody_listens() -> 
     assert "Tried for" not in str(caught.value)
 
 
+def test_connecting_and_answer_have_one_time_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[float] = []
+
+    def call(_: bytes, *, timeout: float, metadata: object) -> bytes:
+        del metadata
+        left.append(timeout)
+        return b"answer"
+
+    def stub(*_: object) -> Any:
+        threading.Event().wait(0.2)  # for a connection
+        return call
+
+    with linked() as link:
+        monkeypatch.setattr(link, "stub", stub)
+        assert link.once("Terms", b"", 0, 1.0) == b"answer"
+        assert link.once("Terms", b"", 0, 0.1) == b"answer"
+    assert 0.0 < left[0] <= 0.8
+    assert 0.0 < left[1] < 0.01  # 0 would be no limit
+
+
 def test_a_watch_that_fails_is_begun_again(
     channels: list[grpc.Channel], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -186,10 +186,10 @@ class Link:
         self.meter.scan()  # a channel that was idle has connected anew by now, if it can
 
     def once(self, method: str, request: bytes, attempt: int, timeout_s: float) -> bytes:
-        """Makes one unary call, once."""
-        answer: bytes = self.stub("unary_unary", method, timeout_s)(
-            request, timeout=timeout_s, metadata=self.metadata(0, attempt)
-        )
+        """Makes one unary call, once; connecting and answer have `timeout_s` together."""
+        patience = Patience(timeout_s)
+        stub = self.stub("unary_unary", method, timeout_s)
+        answer: bytes = stub(request, timeout=patience.left_s, metadata=self.metadata(0, attempt))
         self.meter.scan()
         return answer
 
