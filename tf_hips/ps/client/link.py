@@ -21,7 +21,7 @@ from tf_hips import log
 from tf_hips.config import Uplink
 from tf_hips.errors import ENDED, ConfigError, PeerError, ProtocolError, TfHipsError
 from tf_hips.ps.client.failures import code_of, detail, is_broken, is_busy, kind_of
-from tf_hips.ps.security import tls
+from tf_hips.ps.security import expiry, tls
 from tf_hips.ps.security.diagnosis import diagnose
 from tf_hips.ps.transport import keepalive, wire
 from tf_hips.ps.transport.news import TICK, Request, Tick, news_from_message
@@ -126,6 +126,7 @@ class Link:
         self._disconnects = 0
         self._has_connected = False
         self._lost_after_s = keepalive.LOST_AFTER_S
+        self._own = expiry.own(uplink.tls)
         self._closed = threading.Event()
         self._wake = threading.Event()  # the run has ended, or the link was closed
         self._watcher: threading.Thread | None = None
@@ -274,6 +275,7 @@ class Link:
 
     def _read_credentials(self) -> None:
         """Takes the certificate that the files hold now; they may have been replaced."""
+        self._own.look()
         identity = self._uplink.tls
         if identity is None:
             return
@@ -402,6 +404,7 @@ class Link:
         """The request of a `Watch`, and signs of life until `is_over`."""
         yield TICK
         while not is_over.wait(keepalive.tick_s(self._lost_after_s)):
+            self._own.look()
             yield TICK
 
     def _watch(self) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from tf_hips import log
 from tf_hips.config import Tls
-from tf_hips.ps.security import tls
+from tf_hips.ps.security import expiry, tls
 from tf_hips.ps.security.diagnosis import check_server
 
 _REQUEST_S = 10.0
@@ -59,6 +59,8 @@ class BoundedServer(http.server.ThreadingHTTPServer):
             if identity is None
             else tls.Renewed(identity, _context, lambda text: log.warning("%s", text))
         )
+        self._own = expiry.own(identity)
+        self._own.look()
         self._lock = threading.Lock()
         self._of_one: collections.Counter[str] = collections.Counter()  # by fingerprint
         self._free = threading.BoundedSemaphore(self.max_connections)
@@ -93,6 +95,7 @@ class BoundedServer(http.server.ThreadingHTTPServer):
             if self._contexts is None:
                 super().process_request_thread(request, client_address)
                 return
+            self._own.look()
             request = self._contexts.get().wrap_socket(request, server_side=True)
             with self._counting(fingerprint_of(request)) as has_room:
                 if has_room:

@@ -29,6 +29,7 @@ from tf_hips.ps.disk.durable import Keeper
 from tf_hips.ps.rules import why_weak
 from tf_hips.ps.security import tls
 from tf_hips.ps.security.diagnosis import check_server
+from tf_hips.ps.security.expiry import Expiry, Own, text_of
 from tf_hips.ps.server.listening import SERVER_OPTIONS, check_free
 from tf_hips.ps.server.status import Metrics, snapshot
 from tf_hips.ps.server.uplink import Upper
@@ -66,7 +67,9 @@ class Server:
         self._waits = Waits(config)
         self._upper: Upper | None = None
         self._judge: Judge | None = None
-        self._admission = Admission(config, self._tell)
+        expiry = Expiry(self._tell_end)
+        self._own = Own(config.tls, expiry, self._role)
+        self._admission = Admission(config, self._tell, expiry)
         self._traffic = Traffic(len(config.parties))
         self._metrics: Metrics | None = None
         self._server: grpc.Server | None = None
@@ -139,6 +142,7 @@ class Server:
         weak = why_weak(self._config.rule, len(self._config.parties)) if self._config.rule else None
         if weak is not None:
             log.warning("%s", weak)
+        self._own.look()
         if self._metrics is not None:
             log.info("Metrics at http://%s/metrics", self._metrics.address)
             if self._metrics.is_public:
@@ -154,6 +158,7 @@ class Server:
             ended.
         """
         while not self._stopped.is_set():
+            self._own.look()
             session = self._session
             with session.changed:
                 # Once a second it looks whether another session has begun, or this one sleeps.
@@ -245,6 +250,11 @@ class Server:
         self._events.write("changed", text=text)
         log.warning("%s", text)
 
+    def _tell_end(self, name: str, left_s: float) -> None:
+        """A certificate ends soon: this server's, or the one that a child shows."""
+        self._events.write("certificate_ends", who=name, left_s=left_s)
+        log.warning("%s", text_of(name, left_s))
+
     def _is_done(self, session: Session) -> bool:
         # Somebody has to look, and another run must not replace what is there.
         must_end = session.is_below_quorum or session.is_disowned
@@ -333,7 +343,10 @@ class Server:
     def snapshot(self) -> dict[str, Any]:
         """What there is to tell of the run (`status.snapshot`)."""
         above = self._upper.describe() if self._upper is not None else None
-        return snapshot(self._config, self._session, self._traffic) | {"uplink": above}
+        told = snapshot(self._config, self._session, self._traffic)
+        for child in told["children"]:
+            child["certificate_s"] = self._admission.certificate_s(child["site"])
+        return told | {"uplink": above, "certificate_s": self._own.look()}
 
     def _check_identity(self, identity: Tls) -> None:
         check_server(identity, self._role)
