@@ -113,4 +113,5 @@ def read_terms(answer: bytes) -> dict[str, Any]:
         shard=list,
         is_over=bool,
         absent=list,
+        lost_after_s=float,
     )
