@@ -2,6 +2,8 @@
 """The ballots of one round, and what children say of their replicas, without a session."""
 
 import json
+import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +12,7 @@ from tf_hips.errors import ProtocolError
 from tf_hips.ps.robust import replicas
 from tf_hips.ps.robust.asked import Asked
 from tf_hips.ps.robust.ballots import Ballots
+from tf_hips.ps.robust.voted import VotingStore
 
 
 def test_the_first_ballot_of_a_child_counts() -> None:
@@ -25,6 +28,27 @@ def test_the_first_ballot_of_a_child_counts() -> None:
     ballots.close()
     assert not ballots.say(2, one)
     assert ballots.vote(ballots.groups[0]).absent == (2,)
+
+
+@pytest.mark.parametrize(("present", "wins"), [((0,), False), ((0, 1), True)])
+def test_half_of_a_group_is_no_majority_where_others_are_absent(
+    present: tuple[int, ...], wins: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of two who is alone would be believed whatever it sends."""
+    ballots = Ballots([(0, 1)])
+    for child in present:
+        ballots.say(child, bytes([child + 1]) * 32)
+    ballots.close()
+    [group] = ballots.groups
+    store = VotingStore.__new__(VotingStore)
+    store.changed, store._is_comparing, store._due = threading.Condition(), False, [(0, group)]
+    store.chunks = ()
+    row = SimpleNamespace(packets={})
+    for name, made in (("_of", ballots), ("_get", row), ("_is_decided", False), ("_look", [])):
+        monkeypatch.setattr(store, name, lambda number, made=made: made)
+    monkeypatch.setattr(store, "_alike", lambda *_: present)  # rows of all who are there
+    assert store._compare() == []
+    assert (group.winner, group.is_dropped) == ((0, False) if wins else (None, True))
 
 
 @pytest.mark.parametrize("are_alike", [True, False])

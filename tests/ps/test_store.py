@@ -210,6 +210,15 @@ def test_a_packet_that_comes_over_two_connections_at_once_counts_once() -> None:
     assert store._rounds[0].num_merged == 1
 
 
+def test_what_comes_down_first_counts() -> None:
+    """It may come again over another connection, when children have been told."""
+    store = store_of()
+    one, other = (packet_of(FEEDBACK, child, 0, 0) for child in (0, 1))
+    for packet in (one, other):
+        store.finish(0, 0, packet)
+    assert [packet.tobytes() for _, packet in sorted_results(store, 0)] == [one.tobytes()]
+
+
 def test_rounds_follow_each_other_and_the_last_two_are_kept() -> None:
     store = store_of()
     for number in (1, 2, 7):
