@@ -30,7 +30,8 @@ from tf_hips.errors import (
     TfHipsError,
     ToleranceError,
 )
-from tf_hips.ps.client.link import Link, Patience
+from tf_hips.ps.client.link import Link
+from tf_hips.ps.client.patience import Patience
 from tf_hips.ps.robust.joint import LEAD, JointStore
 from tf_hips.ps.rules.joint import Report, Verdict
 from tf_hips.ps.security import tls
