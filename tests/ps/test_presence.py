@@ -18,7 +18,8 @@ from tests.ps.relay import Relay
 from tests.support.certs import Certificates
 from tests.support.eventually import eventually
 from tf_hips.errors import PeerError
-from tf_hips.ps.client.link import Link, Patience
+from tf_hips.ps.client.link import Link
+from tf_hips.ps.client.patience import Patience
 from tf_hips.ps.server.foreground import serve
 from tf_hips.ps.server.server import Server, ServerConfig
 from tf_hips.ps.session.presence import Presence

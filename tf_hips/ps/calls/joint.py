@@ -31,7 +31,8 @@ from tf_hips.errors import (
     ToleranceError,
     reason_of_end,
 )
-from tf_hips.ps.client.link import Link, Patience
+from tf_hips.ps.client.link import Link
+from tf_hips.ps.client.patience import Patience
 from tf_hips.ps.robust.joint import LEAD, JointStore
 from tf_hips.ps.rules.joint import Report, Verdict
 from tf_hips.ps.security import tls

@@ -21,6 +21,7 @@ from tf_hips import log
 from tf_hips.config import Uplink
 from tf_hips.errors import ENDED, ConfigError, PeerError, ProtocolError, TfHipsError
 from tf_hips.ps.client.failures import code_of, detail, is_broken, is_busy, kind_of
+from tf_hips.ps.client.patience import Patience
 from tf_hips.ps.security import expiry, tls
 from tf_hips.ps.security.diagnosis import diagnose
 from tf_hips.ps.transport import keepalive, wire
@@ -47,48 +48,6 @@ _FIRST_CONTACT_S = 30.0
 _PAUSES_S = (0.05, 0.2, 0.5, 1.0, 2.0)
 
 _Result = TypeVar("_Result")
-
-
-class Patience:
-    """Time that may pass while nothing moves. Thread-safe."""
-
-    def __init__(self, seconds: float) -> None:
-        """Begins to count now."""
-        self.seconds = seconds
-        self._deadline = time.monotonic() + seconds
-
-    def renew(self) -> None:
-        """Something has moved."""
-        self._deadline = time.monotonic() + self.seconds
-
-    @property
-    def left_s(self) -> float:
-        """Seconds left; never 0, because gRPC takes that for no limit at all."""
-        return max(0.001, self._deadline - time.monotonic())
-
-    @property
-    def is_over(self) -> bool:
-        """Whether there is no time left."""
-        return time.monotonic() >= self._deadline
-
-    @contextlib.contextmanager
-    def bounding(self, call: grpc.Future) -> Iterator[None]:
-        """Cancels `call` when no time is left; it needs no deadline of its own."""
-        done = threading.Event()
-
-        def guard() -> None:
-            while not done.wait(self.left_s):
-                if self.is_over:
-                    call.cancel()
-                    return
-
-        thread = threading.Thread(target=guard, name="tf_hips-patience", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()
 
 
 class Link:
