@@ -150,7 +150,9 @@ def test_what_eager_steps_change_stays_and_what_they_only_use_does_not(meetings)
     with strategy.scope():
         weight = tf.Variable(np.zeros(2, "float32"))
         optimizer = keras.optimizers.SGD(1.0, gradient_accumulation_steps=2)
-    strategy.run(lambda: weight.read_value())
+        own = tf.Variable(np.zeros(2, "float32"))
+    strategy.run(lambda: None)
+    own.assign([7, 7])  # as a checkpoint of this rank's
     with strategy.scope():
         fixed, count = (tf.Variable(np.ones(2, "float32"), trainable=False) for _ in range(2))
 
@@ -167,6 +169,7 @@ def test_what_eager_steps_change_stays_and_what_they_only_use_does_not(meetings)
         other = keras.optimizers.SGD(1.0)
     strategy.run(lambda: other.apply([tf.ones(2)], [count]))  # now it is trained
     np.testing.assert_array_equal(count, np.full(2, THEIRS - 1.0))
+    np.testing.assert_array_equal(own, [7, 7])
 
 
 def test_what_steps_have_changed_before_the_parties_meet_stays():
