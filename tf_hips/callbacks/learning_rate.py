@@ -157,7 +157,7 @@ class LearningRateWarmup(_Rate):
                 where a loop lets them train apart.
             steps_per_epoch: steps of an epoch, where Keras does not know them.
             momentum_correction: Horovod's; there is none here, so only False.
-            verbose: whether worker 0 prints a line after the epoch in which the warm-up has ended.
+            verbose: whether the worker that saves models prints a line after the epoch in which the warm-up has ended.
 
         Raises:
             ValueError: an argument is out of range, or both lengths are given.
@@ -203,8 +203,9 @@ class LearningRateWarmup(_Rate):
         """Tells that the warm-up is over, if it is to, and puts the learning rate into the logs."""
         super().on_epoch_end(epoch, logs)
         has_ended, self._has_ended = self._has_ended, False
-        rank = getattr(self.model.distribute_strategy, "global_rank", 0)
-        if has_ended and self._verbose and rank == 0:
+        strategy = self.model.distribute_strategy
+        is_first = not isinstance(strategy, Party) or strategy.may_write()
+        if has_ended and self._verbose and is_first:
             sys.stdout.write(
                 f"\nEpoch {epoch + 1}: the warm-up of the learning rate to {self._initial:g} is "
                 "over.\n"
