@@ -157,7 +157,8 @@ class LearningRateWarmup(_Rate):
                 where a loop lets them train apart.
             steps_per_epoch: steps of an epoch, where Keras does not know them.
             momentum_correction: Horovod's; there is none here, so only False.
-            verbose: whether the worker that saves models prints a line after the epoch in which the warm-up has ended.
+            verbose: whether the worker that saves models prints a line after the epoch in which
+                the warm-up has ended.
 
         Raises:
             ValueError: an argument is out of range, or both lengths are given.
