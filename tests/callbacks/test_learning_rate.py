@@ -35,11 +35,14 @@ def fit(callbacks, *, rate=0.8, epochs=4, initial_epoch=0, **options):
     return before, seen, history.history
 
 
-def test_warmup_is_linear_per_step_and_ends_exactly():
+def test_warmup_is_linear_per_step_and_ends_exactly(capsys):
     from tf_hips.callbacks import LearningRateWarmup
 
-    warmup = LearningRateWarmup(warmup_epochs=2, scale=4)
+    # As Horovod's examples write it.
+    warmup = LearningRateWarmup(warmup_epochs=2, scale=4, momentum_correction=False, verbose=1)
     used, after, history = fit([warmup])
+    told = "Epoch 2: the warm-up of the learning rate to 0.8 is over."
+    assert capsys.readouterr().out.split("\n") == ["", told, ""]
     expected = [0.8 / 4 * (1 + 3 * (step + 1) / 10) for step in range(10)] + [0.8] * 10
     np.testing.assert_allclose(used, expected, rtol=1e-6)
     assert used[9] == used[10] == after[9] == np.float32(0.8)
@@ -182,9 +185,12 @@ def test_errors_say_what_is_wrong():
         {"warmup_epochs": 1, "warmup_steps": 1},
         {"scale": 0.5},
         {"steps_per_epoch": 0},
+        {"momentum_correction": True},
     ):
         with pytest.raises(ValueError, match="must be"):
             LearningRateWarmup(**wrong)
+    with pytest.raises(ValueError, match=r"`momentum_correction` must be False, or left out"):
+        LearningRateMultiplier(0.1, 0.5, momentum_correction=True)
     with pytest.raises(ValueError, match="`end_epoch` must be at least"):
         LearningRateMultiplier(0.1, 0.5, start_epoch=3, end_epoch=2)
 

@@ -19,7 +19,7 @@ from tf_hips.ps.session.settings import ServerConfig
 
 def tf_hips(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "tf_hips.cli", *arguments],
+        [sys.executable, "-m", "tf_hips", *arguments],
         capture_output=True,
         text=True,
         timeout=30,
