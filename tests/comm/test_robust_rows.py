@@ -126,6 +126,16 @@ def test_values_have_the_results_of_packets(rule: str, scale: float) -> None:
         assert also == refused
 
 
+@pytest.mark.parametrize("text", [None, "fp32"])
+def test_in_one_piece_nothing_is_absurd_beside_the_others(text: str | None) -> None:
+    """The gradient of a bias is almost 0 on most ranks, and not on one."""
+    share, rows = _share("median(f=2)", text), _rows() * np.float32(1e-6)
+    rows[4] += 1
+    found, refused = _result(share, _received(rows, share.compressor))
+    assert refused == []
+    np.testing.assert_array_equal(found, np.median(rows, axis=0))
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_too_few_rows_give_zeros_and_everyone_finds_out(rule: str) -> None:
     share, rows = _share(rule), _rows()
