@@ -172,10 +172,11 @@ def test_a_lying_owner_of_chunks_cannot_make_the_decision_anything_else() -> Non
             lying[:, 0] = value
             [refused] = Decider(share.rule, NUM_RANKS, seed=3).refused(lying, [7, 8, 9])
             assert (refused.rank, refused.tensors) == (0, ())
-        lying = honest.copy()
-        lying[1, 0], lying[1, -NUM_RANKS] = np.nan, 1e9
-        [refused] = Decider(share.rule, NUM_RANKS, seed=3).refused(lying, [7, 8, 9])
-        assert (refused.rank, refused.tensors) == (0, (8,))
+        for fault in (1e9, np.nan):
+            lying = honest.copy()
+            lying[1, 0], lying[1, -NUM_RANKS] = np.nan, fault
+            [refused] = Decider(share.rule, NUM_RANKS, seed=3).refused(lying, [7, 8, 9])
+            assert (refused.rank, refused.tensors) == (0, (8,))
 
 
 def test_a_decision_is_made_once_in_a_step() -> None:
