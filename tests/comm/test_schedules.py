@@ -13,6 +13,8 @@ def _check(schedule, num_ranks):
     for hop in schedule.hops:
         pairs = [(one.source, one.target) for one in hop]
         assert len(set(pairs)) == len(pairs)
+        # Who receives has one message at a time (`cost_model` counts on it).
+        assert len({one.target for one in hop}) == len(hop)
         arriving = []
         for one in hop:
             assert one.source != one.target
