@@ -42,6 +42,8 @@ NUMBERS = {
     "min(max(g, 3), 5)": (3, 5, False),
     "max(min(g, 7), 9)": (9, 9, False),
     "max(min(9, g), 7)": (7, 9, False),
+    "max(c, min(4, g)) + 1": (1, 256, True),
+    "min(max(c, min(4, g)), 300)": (0, 300, False),  # c and less, but for NaN
 }
 CODES = {
     ("uint8", "c + u"): True,  # up to 255.99998
@@ -75,7 +77,7 @@ def test_floats_are_in_their_range(text):
     program, part, ranges = written("float", text)
     low, high, has_nan = NUMBERS[text]
     found = float_range(part, part.value, ranges)
-    assert found == FloatRange(np.float32(low), np.float32(high), has_nan)
+    assert found == FloatRange(*(float(np.float32(end)) for end in (low, high)), has_nan)
     x = np.random.default_rng(1).normal(scale=9, size=1200).astype(np.float32)
     x[:8] = [np.nan, np.inf, -np.inf, 3e38, -3e38, 1e-45, 0, -0.0]
     for k in (1, 4):
