@@ -186,7 +186,9 @@ PROGRAMS = {
     "widths": """
     uint<11>* a = map(gradient, [&](float x) -> uint<11> { return x * 1000; });
     uint<5>* b = map(gradient, [&](float x) -> int { return x * 10; });
-    uint32* c = map(gradient, [&](float x) -> uint32 { return x * 1e9; });
+    uint32* c = map(gradient, [&](float x) -> uint32 {
+        return x > 0 && x < 0.5 ? 4294967296.0 : x * 1e9;
+    });
     uint4* d = map(range(gradient.size / 3 + 1), [&](int i) -> int { return i; });
     uint1* e = map(a, [&](uint<11> q) -> uint1 { return q % 2; });
     uint32 n = gradient.size;
