@@ -43,7 +43,8 @@ EVERYTHING = encoder(
     uint16* low = map(best, [&](int i) -> uint16 { return i; });
     uint<3>* bits = map(few, [&](int i) -> uint<3> { return i + sorted[0]; });
     uint16* tops = map(sorted, [&](int c) -> uint16 { return c; });
-    out = concat(count, counts, some, up, drawn, twice, low, total, middle, bits, at, down, big, tops);""",
+    out = concat(
+        count, counts, some, up, drawn, twice, low, total, middle, bits, at, down, big, tops);""",
     ", float limit",
 )
 SPARSE = """
