@@ -2,13 +2,11 @@
 """`primitives` on real ranks, and alone."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
-from tests.support.ranks import rank_environment, ranks
+from tests.support.ranks import ranks, start_alone
 from tf_hips.comm import launchers
 from tf_hips.errors import ConfigError
 
@@ -127,33 +125,38 @@ def test_collectives_on_three_ranks():
         primitives.allreduce(tf.zeros(1), "name", "max")
 
 
+def _alone():
+    """Horovod has begun already, in an environment of no launcher."""
+    import os
+
+    import tensorflow as tf
+
+    from tf_hips.comm import primitives as p
+
+    assert not [name for name in os.environ if name.startswith(("HOROVOD_RANK", "HOROVOD_SIZE"))]
+    p.init()
+    assert (p.rank(), p.size(), p.local_rank()) == (0, 1, 0)
+    x = tf.constant([1, 2])
+    for y in (
+        p.allreduce(x, "a"),
+        p.allgather(x, "b"),
+        p.alltoall(x, [2], "c"),
+        p.broadcast(x, "d"),
+    ):
+        assert y.numpy().tolist() == [1, 2]
+    assert p.broadcast_object([1]) == [1]
+    assert p.gather_objects("x") == ["x"]
+    p.barrier()
+    p.shutdown()
+    p.shutdown()
+    with pytest.raises(p.ProtocolError, match="new process"):
+        p.init()
+
+
 @pytest.mark.tf
 @pytest.mark.timeout(120)
-def test_without_a_launcher_there_is_one_rank():
-    code = (
-        "import tensorflow as tf\n"
-        "from tf_hips.comm import primitives as p\n"
-        "p.init(); p.init()\n"
-        "assert (p.rank(), p.size(), p.local_rank()) == (0, 1, 0)\n"
-        "x = tf.constant([1, 2])\n"
-        "for y in (p.allreduce(x, 'a'), p.allgather(x, 'b'),\n"
-        "          p.alltoall(x, [2], 'c'), p.broadcast(x, 'd')):\n"
-        "    assert y.numpy().tolist() == [1, 2]\n"
-        "assert p.broadcast_object([1]) == [1] and p.gather_objects('x') == ['x']\n"
-        "p.barrier(); p.shutdown(); p.shutdown()\n"
-        "try:\n    p.init()\n"
-        "except p.ProtocolError as error:\n    assert 'new process' in str(error)\n"
-        "else:\n    raise SystemExit('started twice')\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=rank_environment({}),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+def test_without_a_launcher_there_is_one_rank(tmp_path):
+    start_alone(_alone, tmp_path)
 
 
 @pytest.mark.tf

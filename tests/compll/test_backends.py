@@ -135,6 +135,7 @@ def has_wide_vectors():
     return flags.is_file() and wanted <= set(flags.read_text(encoding="utf-8").split())
 
 
+@pytest.mark.slow  # tests/ops/test_machines.py compares the libraries that are shipped
 @pytest.mark.skipif(not has_wide_vectors(), reason="no AVX-512: the wide clone cannot run here")
 def test_clones_for_wider_vectors_give_the_same_bytes():
     program = spec("terngrad")
