@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """`primitives` on real ranks, and alone."""
 
+import json
+
 import numpy as np
 import pytest
 
 from tests.support.ranks import ranks, start_alone
+from tf_hips.comm import launchers
+from tf_hips.errors import ConfigError
 
 
 @ranks(3)
@@ -184,7 +188,6 @@ def test_gloo_waits_for_a_healthy_rank_as_long_as_the_watchdog(monkeypatch, told
 @pytest.mark.timeout(120)
 def test_horovod_that_fuses_is_refused(monkeypatch):
     from tf_hips.comm import primitives
-    from tf_hips.errors import ConfigError
 
     started = []
     monkeypatch.setattr(primitives, "_facts", None)
@@ -220,3 +223,25 @@ def test_horovod_that_fuses_is_refused(monkeypatch):
         primitives.init()
         monkeypatch.delenv("HOROVOD_SIZE")
         monkeypatch.delenv(name)
+
+
+def test_who_is_one_of_several_is_told_before_it_trains_alone():
+    worker = {"type": "worker", "index": 0}
+    two = json.dumps({"cluster": {"worker": ["a:1", "b:1"]}, "task": worker})
+    chief = json.dumps({"cluster": {"chief": {"0": "a:1"}, "worker": ["b:1"]}, "task": worker})
+    for environment, received in [
+        ({"TF_CONFIG": two}, "a TF_CONFIG of 2 tasks that train"),
+        ({"TF_CONFIG": chief}, "a TF_CONFIG of 2 tasks that train"),
+        ({"DMLC_NUM_WORKER": "2", "DMLC_ROLE": "worker"}, "DMLC_NUM_WORKER=2"),
+        ({"DMLC_NUM_WORKER": "1", "DMLC_NUM_ALL_WORKER": "2"}, "DMLC_NUM_ALL_WORKER=2"),
+    ]:
+        with pytest.raises(ConfigError, match=rf"HOROVOD_SIZE=1 .* Received: {received}$"):
+            launchers.check_alone(environment)
+        launchers.check_alone({**environment, "HOROVOD_SIZE": "1"})
+        launchers.check_alone({**environment, "TF_HIPS_CONFIG": "run.yaml"})
+    one = {"cluster": {"worker": ["a:1"], "ps": ["c:1", "d:1"]}, "task": worker}
+    evaluator = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "evaluator", "index": 0}}
+    no_task = {"cluster": {"worker": ["a:1", "b:1"]}}
+    for told in (one, evaluator, no_task, {}, [], {"cluster": 7, "task": worker}):
+        launchers.check_alone({"TF_CONFIG": json.dumps(told), "DMLC_NUM_WORKER": "1"})
+    launchers.check_alone({"TF_CONFIG": "no JSON"})

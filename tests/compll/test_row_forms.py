@@ -4,6 +4,7 @@ nothing else is taken for it."""
 
 import functools
 
+import numpy as np
 import pytest
 
 import compll
@@ -156,3 +157,27 @@ def test_zeros_of_both_signs_are_two_constants():
             if kind == "plain":
                 signs = packet[packet.size - 3 * n :][:n]
                 assert signs.tolist() == [int(g <= 0) for g in x]
+
+
+def test_codes_of_9_to_15_bits_agree():
+    """Of odd widths every second group of four begins in the middle of a byte."""
+    widths = (9, 11, 12, 13, 15)
+    maps = "".join(
+        f"uint<{bits}>* c{bits} = map(gradient, [&](float x) -> uint<{bits}> "
+        f"{{ return abs(x) * {1 << bits} / 4; }});"
+        for bits in widths
+    )
+    names = ", ".join(f"c{bits}" for bits in widths)
+    declared = "".join(f"uint<{bits}>* c{bits};" for bits in widths)
+    total = " + ".join(f"c{bits}[i]" for bits in widths)
+    program = compll.compile_text(
+        f"void WideEncode(float* gradient, uint8* out) {{ {maps} out = concat({names}); }}\n"
+        f"void WideDecode(uint8* packet, float* gradient) {{ {declared} extract(packet, {names});"
+        f"gradient = map(range(gradient.size), [&](int i) -> float {{ return {total}; }}); }}",
+        "wide",
+    )
+    reference, codec = compll.Reference(program), compiled(program)
+    x = np.random.default_rng(1).normal(size=1500).astype(np.float32)
+    packet = reference.encode(x)
+    assert codec.encode(x).tobytes() == packet.tobytes()
+    np.testing.assert_array_equal(codec.decode(packet, x.size), reference.decode(packet, x.size))
