@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.ranks import ranks
+from tests.support.ranks import ranks, start_alone
 
 pytestmark = pytest.mark.tf
 
@@ -52,3 +52,13 @@ def test_ranks_that_hang_are_killed_at_the_deadline(tmp_path):
     ):
         _hangs(folder=tmp_path)
     assert not _alive(tmp_path)
+
+
+def _fails_alone():
+    print("one process")
+    raise RuntimeError("it is unwell")
+
+
+def test_a_process_alone_that_fails_is_shown_with_what_it_wrote(tmp_path):
+    with pytest.raises(AssertionError, match=r"exit code 1\n(?s:.*)one process\n(?s:.*)unwell"):
+        start_alone(_fails_alone, tmp_path)
