@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """When a custom loop's variables become rank 0's: before a step, and never what steps have written.
 
-In one process, which stands for rank 1: what it is given are `THEIRS`, rank 0's values.
+In one process, which stands for rank 1: what it is given are `THEIRS`, rank 0's values, with which
+weights begin on both where a test does not say otherwise.
 """
 
 import keras
@@ -24,8 +25,18 @@ class Meetings:
 
     def __init__(self, monkeypatch):
         self.shapes = []
+        self.has_equal_weights = True
+        self._gather = beginning.primitives.gather_objects
+        monkeypatch.setattr(beginning.primitives, "gather_objects", self._gather_two)
         monkeypatch.setattr(beginning, "check_equal_shapes", self._compare)
         monkeypatch.setattr(beginning, "synchronise", self._synchronise)
+
+    def _gather_two(self, value, what="values"):
+        if what != "what steps have computed, and with what":
+            return self._gather(value, what)
+        weights, computed = value
+        theirs = weights if self.has_equal_weights else ["other"] * len(weights)
+        return [(theirs, ["other"] * len(computed)), value]
 
     def _compare(self, variables, advice=""):
         self.shapes.append([tuple(one.shape) for one in variables])
@@ -33,7 +44,8 @@ class Meetings:
     def _synchronise(self, variables, first_sync=None, left=()):
         for place, variable in enumerate(variables):
             if place not in left and variable.shape.rank:
-                variable.assign(tf.cast(tf.fill(variable.shape, THEIRS), variable.dtype))
+                value = tf.cast(tf.fill(variable.shape, THEIRS), variable.dtype)
+                variable.assign(value, read_value=False)  # no tape sees it
 
     def since(self):
         """How often ranks have met since the last call."""
@@ -53,7 +65,9 @@ class Loop:
     def __init__(self, strategy, *, is_lazy=False, is_in_graph=True):
         self.strategy, self.made = strategy, []
         with strategy.scope():
-            self.model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+            begun = keras.initializers.Constant(THEIRS)
+            dense = keras.layers.Dense(2, kernel_initializer=begun, bias_initializer=begun)
+            self.model = keras.Sequential([keras.Input((3,)), dense])
             self.optimizer = keras.optimizers.SGD(_RATE)
             if not is_lazy:
                 self._make()
@@ -95,13 +109,10 @@ class Loop:
 def test_gradients_that_are_accumulated_by_hand_stay(meetings, is_lazy, is_in_graph):
     loop = Loop(tf_hips.CompressedRing(), is_lazy=is_lazy, is_in_graph=is_in_graph)
     loop.micro(X)
-    # The weights were rank 0's before the step, and so were the accumulators, if they existed.
-    gathered = 0.0 if is_lazy and not is_in_graph else THEIRS
-    for one, expected in zip(loop.made, loop.expected(gathered, [X]), strict=True):
-        np.testing.assert_allclose(one, expected, rtol=1e-6)
-    # A function that makes variables is traced twice.
-    assert meetings.since() == (2 if is_lazy and is_in_graph else 1)
-    loop.micro(X[:3])  # in a graph as a last batch on this rank alone: nobody else would come
+    # Before an eager step ranks meet; what is traced may be one rank's alone.
+    gathered = 0.0 if is_lazy or is_in_graph else THEIRS
+    assert meetings.since() == (0 if is_in_graph else 1)
+    loop.micro(X[:3])
     loop.micro(2 * X)
     assert meetings.since() == (1 if is_lazy and not is_in_graph else 0)
     expected = loop.expected(gathered, [X, X[:3], 2 * X])
@@ -113,36 +124,60 @@ def test_gradients_that_are_accumulated_by_hand_stay(meetings, is_lazy, is_in_gr
         np.testing.assert_allclose(one, THEIRS - _RATE * values, rtol=1e-5)
 
 
-def test_a_second_model_and_what_is_local(meetings):
+def test_what_was_computed_with_weights_that_differ_is_refused(meetings):
     strategy = tf_hips.CompressedRing()
-    loops = [Loop(strategy)]
-    with tf_hips.local():  # what one rank looks at alone
-        tf.function(lambda: strategy.run(loops[0].model.call, (X,)))()
+    meetings.has_equal_weights = False
+    for _ in range(2):  # the second has the same code
+        loop = Loop(strategy)
+        name = loop.made[0].name
+        loop.micro(X)
+        assert meetings.since() == 0
+        for _ in range(2):  # whoever tries again is told again
+            with pytest.raises(tf_hips.errors.ProtocolError, match=rf"must be equal.*{name}"):
+                loop.apply()
+        meetings.since()
+    meetings.has_equal_weights = True
+    strategy.run(lambda: None)
+    meetings.has_equal_weights = False
+    for _ in range(2):
+        loop = Loop(strategy)
+        meetings.since()
+        strategy.run(lambda: None)  # as the message says
+        assert meetings.since() == 1
+        loop.micro(X)
+        assert meetings.since() == 0
+        expected = loop.expected(THEIRS, [X])
+        loop.apply()
+        for one, values in zip(loop.model.get_weights(), expected, strict=True):
+            np.testing.assert_allclose(one, THEIRS - _RATE * values, rtol=1e-5)
+
+
+def test_one_rank_looks_at_the_model_alone(meetings):
+    strategy = tf_hips.CompressedRing()
+    loop = Loop(strategy)
+    look = tf.function(lambda x: strategy.run(lambda x: loop.model(x), (x,)))
+    with tf_hips.local():
+        look(X)
+    look(X)  # traced already here, not on the others
+    look(X[:2])
     assert meetings.since() == 0
-    loops[0].micro(X)
-    loops[0].apply()
-    assert meetings.since() == 2
-    loops.append(Loop(strategy))
+
+
+def test_where_ranks_differ_they_meet_when_the_step_is_tried_again(meetings, monkeypatch):
+    strategy = tf_hips.CompressedRing()
     with strategy.scope():
-        fixed = tf.Variable(np.ones(3, "float32"), trainable=False)
-        count = tf.Variable(np.zeros(3, "float32"), trainable=False)
+        weight, optimizer = tf.Variable(np.zeros(2, "float32")), keras.optimizers.SGD(1.0)
+    step = tf.function(lambda: strategy.run(lambda: optimizer.apply([tf.ones(2)], [weight])))
 
-    @tf.function
-    def add():
-        strategy.run(count.assign_add, (fixed,))
+    def differ(variables, advice=""):
+        raise tf_hips.errors.ProtocolError("differ")
 
-    add()
-    assert meetings.since() == 1
-    np.testing.assert_array_equal(count, np.full(3, 2 * THEIRS))
-    loops[0].micro(X[:1])  # which may be of one rank alone
-    assert meetings.since() == 0
-    loops[1].micro(X)
-    loops[1].apply()
-    assert meetings.since() == 1
-    np.testing.assert_array_equal(count, np.full(3, 2 * THEIRS))
-    expected = loops[1].expected(THEIRS, [X])
-    for one, values in zip(loops[1].model.get_weights(), expected, strict=True):
-        np.testing.assert_allclose(one, THEIRS - _RATE * values, rtol=1e-5)
+    with monkeypatch.context() as patch:
+        patch.setattr(beginning, "check_equal_shapes", differ)
+        with pytest.raises(tf_hips.errors.ProtocolError, match="differ"):
+            step()
+    step()
+    np.testing.assert_array_equal(weight, np.full(2, THEIRS - 1.0))
 
 
 def test_what_eager_steps_change_stays_and_what_they_only_use_does_not(meetings):
@@ -172,35 +207,57 @@ def test_what_eager_steps_change_stays_and_what_they_only_use_does_not(meetings)
     np.testing.assert_array_equal(own, [7, 7])
 
 
-def test_what_steps_have_changed_before_the_parties_meet_stays():
-    strategy = tf_hips.CompressedRing()
+def test_what_steps_have_changed_before_the_parties_meet():
+    def begin():
+        strategy = tf_hips.CompressedRing()
+        strategy.beginning.first_sync = first_sync
+        return strategy
+
     sent = []
 
     def first_sync(values):
         sent.append(len(values))
         return [np.full_like(value, THEIRS) if value.ndim else value for value in values]
 
-    strategy.beginning.first_sync = first_sync
+    strategy = begin()
     with strategy.scope():
         count, other = (tf.Variable(tf.zeros(2, tf.int32), trainable=False) for _ in range(2))
+        mean = tf.Variable(1.0)
+        lazy = keras.Sequential([keras.layers.Dense(2, use_bias=False)])
+        optimizer = keras.optimizers.SGD(1.0)
 
     @tf.function
     def add():
         strategy.run(count.assign_add, ([1, 1],))
+        strategy.run(mean.assign, (0.0,))
+
+    @tf.function
+    def train(x):
+        def step(x):
+            lazy(x)
+            optimizer.apply([tf.ones((3, 2))], lazy.trainable_variables)
+
+        strategy.run(step, (x,))
 
     add()
-    assert not sent  # nothing that is trained exists
-    loop = Loop(strategy)
-    loop.micro(X)
+    assert not sent  # the model does not exist
+    train(X)
     assert len(sent) == 1
     np.testing.assert_array_equal(count, [1, 1])
     np.testing.assert_array_equal(other, [THEIRS, THEIRS])
-    for one, expected in zip(loop.made, loop.expected(THEIRS, [X]), strict=True):
-        np.testing.assert_allclose(one, expected, rtol=1e-6)
-    gathered = [one.numpy() for one in loop.made]
-    loop.apply()
+    np.testing.assert_array_equal(lazy.get_weights()[0], np.full((3, 2), THEIRS - 1.0))
+
+    loop = Loop(begin())
+    loop.micro(X)
+    with pytest.raises(tf_hips.errors.ProtocolError, match="must be equal on all"):
+        loop.apply()  # other parties may have computed with other weights
     assert len(sent) == 1
-    for one, values in zip(loop.model.get_weights(), gathered, strict=True):
+    loop = Loop(begin())
+    loop.strategy.run(lambda: None)
+    loop.micro(X)
+    loop.apply()
+    assert len(sent) == 2
+    for one, values in zip(loop.model.get_weights(), loop.expected(THEIRS, [X]), strict=True):
         np.testing.assert_allclose(one, THEIRS - _RATE * values, rtol=1e-5)
 
 
@@ -209,7 +266,7 @@ class Accumulating(keras.Model):
 
     def __init__(self):
         super().__init__()
-        self.kernel = self.add_weight(shape=(3,), initializer="ones")
+        self.kernel = self.add_weight(shape=(3,), initializer=keras.initializers.Constant(THEIRS))
         self.gathered = self.add_weight(shape=(3,), initializer="zeros", trainable=False)
         self.optimizer = keras.optimizers.SGD(_RATE)
         self.built = True
@@ -228,7 +285,11 @@ def test_methods_of_a_model_begin_as_functions_do(meetings):
     with strategy.scope():
         model = Accumulating()
     tf.function(lambda x: strategy.run(model.micro, (x,)))(tf.ones(3))
-    assert meetings.since() == 1
-    np.testing.assert_array_equal(model.gathered, np.full(3, 2 * THEIRS))
-    tf.function(lambda: strategy.run(model.apply))()
-    np.testing.assert_allclose(model.kernel, np.full(3, THEIRS - _RATE * 2 * THEIRS))
+    assert meetings.since() == 0
+    apply = tf.function(lambda: strategy.run(model.apply))
+    meetings.has_equal_weights = False
+    with pytest.raises(tf_hips.errors.ProtocolError, match="must be equal on all"):
+        apply()
+    meetings.has_equal_weights = True
+    apply()
+    np.testing.assert_allclose(model.kernel, np.full(3, THEIRS - _RATE * THEIRS))

@@ -11,21 +11,21 @@ Whether ranks meet here is decided by what they do alike (the first step, the fi
 list of gradients), not by what a rank happens to have: a variable that only one of them made, or
 has not collected yet, is an error on all of them and no wait without end.
 
-Before a step     an eager one: when it begins. One in a graph: while it is traced, where it reduces
-                  gradients, or else when its trace ends; nothing of it has run by then.
-Changed by steps  what is not trained (gradients that are accumulated, counters) and came when steps
-                  were under way already is left to each worker, once a step has changed it on any.
+Before a step     an eager one: when it begins. One in a graph: while it is traced, where it
+                  reduces; nothing of it has run by then. A trace that reduces nothing is no
+                  occasion: one rank may make it alone.
+Changed by steps  what is not trained (gradients that are accumulated, counters) is left to each
+                  worker, once a step has changed it on any before ranks met; gradients that were
+                  computed with weights which differed are refused.
 
 Invariants: nothing is trained over parties that was not made equal over parties. What a step has
 written is never another worker's, but in weights that are trained for the first time.
 """
 
-import functools
 import gc
 import hashlib
-import inspect
 import weakref
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -36,7 +36,7 @@ from tf_hips.callbacks.optimizers import optimizers_of
 from tf_hips.comm import primitives
 from tf_hips.errors import ProtocolError
 from tf_hips.strategies.adapted import Adapted, adapted, as_bytes, check_bytes, check_equal
-from tf_hips.strategies.changes import Changes, is_ready
+from tf_hips.strategies.changes import Changes, digest_of, is_ready
 from tf_hips.strategies.replicas import FirstSync, check_equal_shapes, synchronise, value_of
 
 STEP = "a step"
@@ -57,36 +57,29 @@ class Beginning:
         self._has_met = False
         self._occasions: set[Hashable] = set()
         self._num_trainable = 0
-        self.num_meetings = 0  # of custom loops
-        self._num_trainable_met = -1  # at the last of them
-        self._traced: set[Hashable] = set()  # the code of steps
         self._changes = Changes()
-        self._made_in_a_trace: list[weakref.ref[tf.Variable]] = []
 
-    def record(
-        self, variable: tf.Variable, *, in_step: bool = False, in_trace: bool = False
-    ) -> None:
+    def record(self, variable: tf.Variable, *, in_step: bool = False) -> None:
         """Remembers a variable that was created in the strategy's scope.
 
         Args:
             variable: the variable.
             in_step: whether a step has made it, which may change it at once.
-            in_trace: whether that step is being traced.
         """
         self._known.pop(id(variable), None)  # of one that is gone: the order is that of creation
         _add(self._known, [variable])
         self._num_trainable += bool(variable.trainable)
         self._changes.add(variable, in_step=in_step)
-        if in_trace:
-            self._made_in_a_trace.append(weakref.ref(variable))
 
     def record_local(self, variable: tf.Variable, *, in_step: bool) -> None:
         """Remembers one that is each worker's (`ON_READ`); a model's steps may still change it."""
         self._changes.add(variable, in_step=in_step)
 
     def look_at_new(self) -> None:
-        """To be called before a step that may change new variables."""
-        self._changes.look_at_new(self._is_settled)
+        """To be called before a step that may change new variables, or when it has been traced."""
+        with tf.init_scope():
+            if tf.executing_eagerly():  # not in a graph of TensorFlow 1; whoever reduces is told
+                self._changes.look_at_new(self._is_settled)
 
     def knows(self, variable: Any) -> bool:
         """Whether `variable` was created in the strategy's scope."""
@@ -158,45 +151,8 @@ class Beginning:
             occasion = (occasion, self._num_trainable)  # again when there is another model
         if occasion in self._occasions or not _are_ready(trained):
             return
-        self._occasions.add(occasion)
         self._meet_in_loop(trained, optimizer, is_step=is_step, is_computed=is_computed)
-
-    def of_trace(
-        self, step: Callable[..., Any], model: keras.Model | None, *, has_met: bool
-    ) -> None:
-        """Makes equal what a step uses that has been traced, before it runs.
-
-        A step that is traced again, as for a last batch of another size, concerns its rank only.
-
-        Args:
-            step: what was traced.
-            model: whose method it is; None: of a custom loop.
-            has_met: whether ranks have met while it was, as where it reduces gradients.
-
-        Raises:
-            ProtocolError: as in `of_model`.
-        """
-        with tf.init_scope():
-            if not tf.executing_eagerly():
-                return  # in a graph of TensorFlow 1; whoever reduces is told
-            if model is None:
-                self._of_traced(_code_of(step), has_met=has_met)
-            elif step.__name__ != "train_step":  # which must reduce
-                self.of_model(model)
-            self.look_at_new()
-
-    def _of_traced(self, code: Hashable, *, has_met: bool) -> None:
-        is_other = code not in self._traced and self._num_trainable > self._num_trainable_met
-        self._traced.add(code)
-        # Behind a reduction come slots, which begin equal.
-        references = [] if has_met else self._made_in_a_trace
-        made = [one for one in (reference() for reference in references) if one is not None]
-        new = [variable for variable in made if not self._is_settled(variable)]
-        # Those that are not ready are after the second trace of their function.
-        self._made_in_a_trace = [weakref.ref(one) for one in new if not is_ready(one)]
-        if is_other or len(self._made_in_a_trace) < len(new):
-            self._occasions.add((STEP, self._num_trainable))
-            self._meet_in_loop(None, None, is_step=True, is_computed=False)
+        self._occasions.add(occasion)  # not where they differ: they may be mended, and try again
 
     def _meet_in_loop(
         self,
@@ -206,8 +162,6 @@ class Beginning:
         is_step: bool,
         is_computed: bool,
     ) -> None:
-        self.num_meetings += 1
-        self._num_trainable_met = self._num_trainable
         gc.collect()  # what is gone on one rank must be gone on all
         known = [reference() for reference in self._known.values()]
         alive = [variable for variable in known if variable is not None]
@@ -276,6 +230,7 @@ class Beginning:
             everyone = primitives.gather_objects(learned, "what layers have learned")
             check_equal([(f"rank {rank}", one) for rank, one in enumerate(everyone)])
         left = self._changed(chosen, exempt) if chosen else set()
+        self._check_left(chosen, left, is_over_parties=meets)
         if meets:
             self._has_met = True
             self._meet(chosen, optimizers, learned, left)
@@ -295,6 +250,36 @@ class Beginning:
         ]
         everyone = primitives.gather_objects(own, "which variables steps have changed")
         return {place for places in everyone for place in places}
+
+    def _check_left(
+        self, variables: Sequence[tf.Variable], left: Collection[int], *, is_over_parties: bool
+    ) -> None:
+        """Raises if steps may have computed what is `left` with weights that differed.
+
+        Counters, which are of one number each or of integers, do not feed weights.
+        """
+        floats = [place for place, one in enumerate(variables) if one.dtype.is_floating]
+        suspects = [place for place in floats if place in left and variables[place].shape.rank]
+        if not suspects:
+            return
+        digests = {place: digest_of(variables[place]) for place in floats}
+        weights = [digests[place] for place in floats if place not in left]
+        own = weights, [digests[place] for place in suspects]
+        everyone = primitives.gather_objects(own, "what steps have computed, and with what")
+        is_equal = all(one[0] == weights for one in everyone) and not is_over_parties
+        values = zip(*(one[1] for one in everyone), strict=True)
+        differ = [
+            place
+            for place, one in zip(suspects, values, strict=True)
+            if is_over_parties or len(set(one)) > 1  # other parties' are not known
+        ]
+        if differ and not is_equal:
+            raise ProtocolError(
+                "Weights must be equal on all workers before a step computes with them what it "
+                f"keeps. Received: {variables[differ[0]].name}, which a step has changed that "
+                "reduces nothing, before one that does. Call `strategy.run(lambda: None)` on all "
+                "workers, outside of a `tf.function`, when the model is built and before its loop."
+            )
 
     def _forget(self, variables: Sequence[tf.Variable], left: Collection[int]) -> None:
         """What has been made equal needs no look any more, unless parties are to meet yet."""
@@ -355,15 +340,6 @@ def _unique(owned: Iterable[Any]) -> list[tf.Variable]:
     """The TensorFlow variables behind `owned`, each once."""
     raw = [one.value if isinstance(one, keras.Variable) else one for one in owned]
     return list({id(one): one for one in raw}.values())
-
-
-def _code_of(step: Callable[..., Any]) -> Hashable:
-    """The code of a step: the same in each trace, also where a script makes it anew."""
-    while isinstance(step, functools.partial):
-        step = step.func
-    step = getattr(step, "python_function", step)  # of a tf.function
-    step = getattr(inspect.unwrap(step), "__func__", inspect.unwrap(step))
-    return getattr(step, "__code__", None) or type(step).__call__
 
 
 def _are_ready(trained: Sequence[tf.Variable] | None) -> bool:

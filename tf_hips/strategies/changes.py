@@ -48,7 +48,7 @@ class Changes:
 
     def look(self, variable: tf.Variable) -> None:
         """Takes what a variable is like now for what no step has changed."""
-        self._digests[id(variable)] = weakref.ref(variable), _digest(variable)
+        self._digests[id(variable)] = weakref.ref(variable), digest_of(variable)
 
     def forget(self, variable: tf.Variable) -> None:
         """Will not be asked for a variable any more."""
@@ -58,7 +58,7 @@ class Changes:
         """Whether a step has changed a variable, on this rank, since it was looked at."""
         reference, digest = self._digests.get(id(variable), (None, ""))
         is_seen = reference is not None and reference() is variable
-        return is_seen and _digest(variable) != digest
+        return is_seen and digest_of(variable) != digest
 
 
 def is_ready(variable: tf.Variable) -> bool:
@@ -69,5 +69,6 @@ def is_ready(variable: tf.Variable) -> bool:
     return is_numeric and bool(variable.is_initialized())
 
 
-def _digest(variable: tf.Variable) -> str:
+def digest_of(variable: tf.Variable) -> str:
+    """Tells the values of a variable from others. Eager."""
     return hashlib.sha256(value_of(variable).tobytes()).hexdigest()

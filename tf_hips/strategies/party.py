@@ -128,7 +128,7 @@ class PartyStrategy(WithoutServer, Strategy, Party):
         self._num_reductions = 0
         self._is_making_own = False
         self._model: keras.Model | None = None
-        self._is_running = self._is_tracing = False
+        self._is_running = False
         self._reduced: tuple[list[Any], Any] | None = None
         super().__init__(Extended(self, device()))
         self._turns = Turns(self.make_variable)
@@ -276,29 +276,28 @@ class PartyStrategy(WithoutServer, Strategy, Party):
     ) -> Any:
         """Runs `fn` on this replica; before the first step, replicas are compared and made equal.
 
-        What is run first is therefore run by all ranks. What one alone runs before that, in a
-        `tf.function` and without reductions, goes into `with tf_hips.local():`.
+        In a `tf.function` that is when it first reduces. Where steps keep what they compute before
+        one reduces, all ranks call `strategy.run(lambda: None)` before them, outside of it.
 
         Raises:
-            ProtocolError: the ranks have different models, or `fn` is a training step of Keras that
-                reduces nothing.
+            ProtocolError: the ranks have different models; or steps have computed something with
+                weights that differed; or `fn` is a training step of Keras that reduces nothing.
             ConfigError: what has become of an optimizer does not go with the rule of a server.
         """
         owner = getattr(fn, "__self__", None)
         model = owner if isinstance(owner, keras.Model) else None
         if getattr(fn, "__name__", "") in _INFERENCE_STEPS:
             return super().run(fn, args, kwargs, options)
-        outer = self._model, self._is_running, self._is_tracing
+        outer = self._model, self._is_running
         self._model, self._is_running = model, True
-        self._is_tracing = not tf.executing_eagerly()
-        before, met = self._num_reductions, self.beginning.num_meetings
+        before = self._num_reductions
         if self.loan is not None:
             self.loan.count(fn, args)
         try:
             if not tf.executing_eagerly():
                 result = super().run(fn, args, kwargs, options)
-                if not (outer[1] or hooks.is_local()):  # not a part of a step, nor for one rank
-                    self.beginning.of_trace(fn, model, has_met=self.beginning.num_meetings > met)
+                if model is None or fn.__name__ != "train_step":  # which must reduce
+                    self.beginning.look_at_new()
             else:
                 if model is not None:
                     self.beginning.of_model(model)
@@ -309,7 +308,7 @@ class PartyStrategy(WithoutServer, Strategy, Party):
                 self.beginning.look_at_new()
                 result = self.failures.translated(super().run)(fn, args, kwargs, options)
         finally:
-            self._model, self._is_running, self._is_tracing = outer
+            self._model, self._is_running = outer
         is_step = model is not None and fn.__name__ == "train_step" and model.trainable_weights
         if is_step and not tf.executing_eagerly():
             # A trace passes through all branches; a step that runs eagerly may rightly reduce
@@ -563,7 +562,7 @@ class PartyStrategy(WithoutServer, Strategy, Party):
         if is_local:
             self.beginning.record_local(variable, in_step=self._is_running)
         else:
-            self.beginning.record(variable, in_step=self._is_running, in_trace=self._is_tracing)
+            self.beginning.record(variable, in_step=self._is_running)
 
     # Checks.
 
