@@ -25,13 +25,15 @@ class Meetings:
 
     def __init__(self, monkeypatch):
         self.shapes = []
-        self.has_equal_weights = True
+        self.has_equal_weights = self.has_common_steps = True
         self._gather = beginning.primitives.gather_objects
         monkeypatch.setattr(beginning.primitives, "gather_objects", self._gather_two)
         monkeypatch.setattr(beginning, "check_equal_shapes", self._compare)
         monkeypatch.setattr(beginning, "synchronise", self._synchronise)
 
     def _gather_two(self, value, what="values"):
+        if what == "which variables steps have changed":
+            return [value, value if self.has_common_steps else []]
         if what != "what steps have computed, and with what":
             return self._gather(value, what)
         weights, computed = value
@@ -161,6 +163,12 @@ def test_one_rank_looks_at_the_model_alone(meetings):
     look(X)  # traced already here, not on the others
     look(X[:2])
     assert meetings.since() == 0
+    loop.micro(X)
+    meetings.has_common_steps = False  # only rank 0, here, has changed variables: it has loaded
+    loop.apply()
+    weights, values = loop.model.get_weights(), [np.full((3, 2), THEIRS), np.full(2, THEIRS)]
+    for one, value in zip(weights, values, strict=True):
+        np.testing.assert_allclose(one, THEIRS - _RATE * value)
 
 
 def test_where_ranks_differ_they_meet_when_the_step_is_tried_again(meetings, monkeypatch):
@@ -246,6 +254,10 @@ def test_what_steps_have_changed_before_the_parties_meet():
     np.testing.assert_array_equal(count, [1, 1])
     np.testing.assert_array_equal(other, [THEIRS, THEIRS])
     np.testing.assert_array_equal(lazy.get_weights()[0], np.full((3, 2), THEIRS - 1.0))
+    with strategy.scope():
+        late = keras.optimizers.SGD(1.0)
+    with pytest.raises(tf_hips.errors.ProtocolError, match="came later"):  # not equal over parties
+        tf.function(lambda: strategy.run(lambda: late.apply([0.5], [mean])))()
 
     loop = Loop(begin())
     loop.micro(X)

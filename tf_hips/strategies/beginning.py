@@ -230,11 +230,11 @@ class Beginning:
             everyone = primitives.gather_objects(learned, "what layers have learned")
             check_equal([(f"rank {rank}", one) for rank, one in enumerate(everyone)])
         left = self._changed(chosen, exempt) if chosen else set()
-        self._check_left(chosen, left, is_over_parties=meets)
+        self._check_left(chosen, left, exempt, is_over_parties=meets)
         if meets:
             self._has_met = True
             self._meet(chosen, optimizers, learned, left)
-            _add(self._shared, chosen)
+            _add(self._shared, [one for place, one in enumerate(chosen) if place not in left])
         else:
             synchronise(chosen, left=left)
         _add(self._equal, [one for place, one in enumerate(chosen) if place not in left])
@@ -242,24 +242,40 @@ class Beginning:
         self._forget(chosen, left)
 
     def _changed(self, variables: Sequence[tf.Variable], exempt: Collection[int]) -> set[int]:
-        """Places of those that a step has changed on any rank; not of ids that are `exempt`."""
+        """Places of those that a step has changed on any rank; not of ids that are `exempt`.
+
+        Empty where rank 0 alone has: it has loaded a file, or evaluated, and all begin with that.
+        """
         own = [
             place
             for place, variable in enumerate(variables)
             if id(variable) not in exempt and self._changes.has(variable)
         ]
         everyone = primitives.gather_objects(own, "which variables steps have changed")
+        if len(everyone) > 1 and not any(everyone[1:]):
+            return set()
         return {place for places in everyone for place in places}
 
     def _check_left(
-        self, variables: Sequence[tf.Variable], left: Collection[int], *, is_over_parties: bool
+        self,
+        variables: Sequence[tf.Variable],
+        left: Collection[int],
+        exempt: Collection[int],
+        *,
+        is_over_parties: bool,
     ) -> None:
         """Raises if steps may have computed what is `left` with weights that differed.
 
-        Counters, which are of one number each or of integers, do not feed weights.
+        What cannot be gradients is no reason: integers, and single numbers (sums of losses, say)
+        unless a weight is one.
         """
+        has_numbers = any(id(one) in exempt and not one.shape.rank for one in variables)
         floats = [place for place, one in enumerate(variables) if one.dtype.is_floating]
-        suspects = [place for place in floats if place in left and variables[place].shape.rank]
+        suspects = [
+            place
+            for place in floats
+            if place in left and (has_numbers or variables[place].shape.rank)
+        ]
         if not suspects:
             return
         digests = {place: digest_of(variables[place]) for place in floats}
@@ -276,8 +292,8 @@ class Beginning:
         if differ and not is_equal:
             raise ProtocolError(
                 "Weights must be equal on all workers before a step computes with them what it "
-                f"keeps. Received: {variables[differ[0]].name}, which a step has changed that "
-                "reduces nothing, before one that does. Call `strategy.run(lambda: None)` on all "
+                f"keeps. Received: {variables[differ[0]].name}, which steps have changed before "
+                "one that reduces. Call `strategy.run(lambda: None)` on all "
                 "workers, outside of a `tf.function`, when the model is built and before its loop."
             )
 

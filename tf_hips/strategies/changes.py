@@ -37,6 +37,9 @@ class Changes:
         Args:
             is_settled: whether nobody will ask for a variable.
         """
+        if not self._new:
+            return
+        self._digests = {key: one for key, one in self._digests.items() if one[0]() is not None}
         new, self._new = self._new, []
         for variable in (reference() for reference in new):
             if variable is None or is_settled(variable):
