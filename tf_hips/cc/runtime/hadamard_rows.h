@@ -10,19 +10,21 @@ TF_HIPS_ROWS_INLINE void two_stages(Row (&row)[4]) {
   row[0] = a + c, row[1] = b + d, row[2] = a - c, row[3] = b - d;
 }
 
+template <bool kIsLast>
+TF_HIPS_ROWS_INLINE void put_row(float* at, Row x, Row scale) {
+  row_store(at, kIsLast ? x * scale : x);
+}
+
 // The stages of strides from 16 * `stride` on, one or two of them, of `rows` rows in place.
 template <bool kIsLast>
 TF_HIPS_ROWS_INLINE void stages_of_rows(int64_t stride, int64_t rows, Row scale, float* out) {
   const int64_t step = 16 * stride;
-  const auto put = [&](float* at, Row x) TF_HIPS_INLINED {
-    row_store(at, kIsLast ? x * scale : x);
-  };
   if (2 * stride == rows) {
     for (int64_t k = 0; k < step; k += 16) {
       float* const at = out + k;
       const Row a = row_at(at), b = row_at(at + step);
-      put(at, a + b);
-      put(at + step, a - b);
+      put_row<kIsLast>(at, a + b, scale);
+      put_row<kIsLast>(at + step, a - b, scale);
     }
     return;
   }
@@ -31,7 +33,7 @@ TF_HIPS_ROWS_INLINE void stages_of_rows(int64_t stride, int64_t rows, Row scale,
       float* const at = out + begin + k;
       Row row[4] = {row_at(at), row_at(at + step), row_at(at + 2 * step), row_at(at + 3 * step)};
       two_stages(row);
-      for (int64_t l = 0; l < 4; ++l) put(at + l * step, row[l]);
+      for (int64_t l = 0; l < 4; ++l) put_row<kIsLast>(at + l * step, row[l], scale);
     }
   }
 }
