@@ -174,6 +174,10 @@ def _block_behind(
                 return None
             behind = block = sizes[0]
             continue
+        number = block_of(at, position, known)
+        if number is not None and number == (block or number):
+            behind = block = number
+            continue
         if isinstance(at, nodes.Ref):
             if at.var is position or (at.var in own and at.var not in found):
                 return None
