@@ -241,7 +241,8 @@ def test_equal_elements_stay_equal_in_the_mean(compressor: Compressor, value: fl
 NAN, INF = np.nan, np.inf
 BLOCK = 7.25  # the largest finite value of each block; the least of the chunk is -BLOCK
 # What arrives for NaN, infinity and -infinity, each alone among ordinary values, and whether these
-# arrive as they would without. Of codecs that mix: as what it is encoded. Of sparse codecs: where the element is sent if it is large.
+# arrive as they would without. Of codecs that mix: as what it is encoded. Of sparse codecs: where
+# the element is sent if it is large.
 NOT_FINITE: dict[str, tuple[tuple[float, float, float], bool]] = {
     "bf16": ((NAN, INF, -INF), True),
     "bisparse": ((0, INF, -INF), False),
