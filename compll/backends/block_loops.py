@@ -55,7 +55,7 @@ class BlockLoops(Loops):
         size = self.number(source.size, "size")
         length = self.names.fresh("block")
         self.lines.add(f"const int64_t {length} = {self.c(block)};")
-        inits = [self._block_init(store) for store in stores]
+        inits = ["" if _is_whole(store) else self._block_init(store) for store in stores]
         self._size, self._step = source.size, "kTile"
         head = f"for_tiles<kTile>(0, {size}, [&](int64_t base, auto count)"
         self.lines.open(f"{head} TF_HIPS_INLINED {{")
@@ -67,6 +67,9 @@ class BlockLoops(Loops):
         for store, init in zip(stores, inits, strict=True):
             part, _ = block_source(store)
             self._prepare([part])
+            if _is_whole(store):
+                self._transform_blocks(store, length, feedback if len(stores) == 1 else NO_FEEDBACK)
+                continue
             self._reduce_blocks(store, length, init, feedback if len(stores) == 1 else NO_FEEDBACK)
         self._forget()
         for sweep in sweeps:
@@ -183,6 +186,24 @@ class BlockLoops(Loops):
         size = blocks_in(part.size, value.block)
         self.stored[store.var] = Stored(
             store.var, size, "kMaxBlocks", pointer, is_field=False, bits=None, is_local=True
+        )
+
+    def _transform_blocks(self, store: nodes.Store, length: str, feedback: TileFeedback) -> None:
+        """Transforms the blocks of a tile to a tile of its own."""
+        part, _ = block_source(store)
+        self._position = part.position
+        self.lines.add(*feedback.first)
+        self.run_spreads()
+        made = self.tile(part, FLOAT)
+        tile, pointer = self.names.fresh("tile"), self.names.of(store.var)
+        self.lines.add(
+            f"alignas(64) float {tile}[kTile];",
+            f"hadamard_tile({made}, count, {length}, {tile});",
+            # Its elements have the numbers that they have in the whole vector.
+            f"const float* const {pointer} = {tile} - base;",
+        )
+        self.stored[store.var] = Stored(
+            store.var, part.size, "", pointer, is_field=False, bits=None, is_cached=True
         )
 
     # Sources of functions of rows.
@@ -550,11 +571,18 @@ class BlockLoops(Loops):
 
 
 def block_source(store: nodes.Store) -> tuple[nodes.Elementwise, nodes.Expr]:
-    """What a reduction of blocks reduces, and the size of its blocks."""
+    """What a step makes blocks of, and their size."""
     value = store.value
-    if isinstance(value, nodes.BlockReduce) and isinstance(value.source, nodes.Elementwise):
+    if isinstance(value, nodes.BlockReduce | nodes.Hadamard) and isinstance(
+        value.source, nodes.Elementwise
+    ):
         return value.source, value.block
     raise TypeError(f"a block_reduce of an inlined vector is expected. Received: {value!r}")
+
+
+def _is_whole(store: nodes.Store) -> bool:
+    """Whether a step leaves an element for each of its blocks' elements, and not for each block."""
+    return isinstance(store.value, nodes.Hadamard)
 
 
 def block_reducer(value: nodes.BlockReduce) -> tuple[str, Type]:

@@ -3,6 +3,8 @@
 
     largest = block_reduce(...); sweep { scales }; sweep { codes }
         -->  for each tile:  reduce its blocks  ->  their scales  ->  its codes
+    rotated = hadamard(...); energies = block_reduce(rotated ...); sweep { codes }
+        -->  for each tile:  rotate its blocks  ->  their energies  ->  its codes
 
 A tile holds whole blocks, so what its blocks give needs no memory beyond it, and the data are read
 once. The steps of such a loop are a group; every other step is a group of its own.
@@ -47,19 +49,27 @@ def is_shared(group: Group) -> bool:
 
 def _length(steps: tuple[nodes.Step, ...], results: list[nodes.Expr]) -> int:
     """How many steps the group that begins with the first of `steps` has."""
-    first = _reduction(steps[0])
+    first = _of_blocks(steps[0])
     if first is None:
         return 1
     size, block = _source(first).size, first.block
     made: set[nodes.Var] = set()
+    whole: set[nodes.Var] = set()
     length, has_sweep = 0, False
     for step in steps:
-        value = _reduction(step)
+        value = _of_blocks(step)
         if isinstance(step, nodes.Store) and value is not None and not has_sweep:
-            if _source(value).size != size or value.block != block or _reads(value, made):
+            source = _source(value)
+            if source.size != size or value.block != block:
+                break
+            if isinstance(value, nodes.BlockReduce) and _reads(value.init, made):
+                break
+            if not _reads_near(source, block, made, whole, is_of_blocks=False):
                 break
             made.add(step.var)
-        elif not isinstance(step, nodes.Sweep) or not _is_near(step, size, block, made):
+            if isinstance(value, nodes.Hadamard):
+                whole.add(step.var)
+        elif not isinstance(step, nodes.Sweep) or not _is_near(step, size, block, made, whole):
             break
         else:
             has_sweep = True
@@ -78,13 +88,14 @@ def roots(step: nodes.Step) -> list[nodes.Expr]:
     return [step.value]
 
 
-def _reduction(step: nodes.Step) -> nodes.BlockReduce | None:
-    if isinstance(step, nodes.Store) and isinstance(step.value, nodes.BlockReduce):
+def _of_blocks(step: nodes.Step) -> nodes.BlockReduce | nodes.Hadamard | None:
+    """What a step makes of whole blocks."""
+    if isinstance(step, nodes.Store) and isinstance(step.value, nodes.BlockReduce | nodes.Hadamard):
         return step.value
     return None
 
 
-def _source(value: nodes.BlockReduce) -> nodes.Elementwise:
+def _source(value: nodes.BlockReduce | nodes.Hadamard) -> nodes.Elementwise:
     if not isinstance(value.source, nodes.Elementwise):
         raise TypeError(f"a vector must be inlined before it is emitted. Received: {value.source}")
     return value.source
@@ -94,8 +105,17 @@ def _reads(expr: nodes.Expr, made: set[nodes.Var]) -> bool:
     return any(isinstance(part, nodes.Ref) and part.var in made for part in walk(expr))
 
 
-def _is_near(step: nodes.Sweep, size: nodes.Expr, block: nodes.Expr, made: set[nodes.Var]) -> bool:
-    """Whether a sweep needs of `made` only what belongs to its own element or block."""
+def _is_near(
+    step: nodes.Sweep,
+    size: nodes.Expr,
+    block: nodes.Expr,
+    made: set[nodes.Var],
+    whole: set[nodes.Var],
+) -> bool:
+    """Whether a sweep needs of `made` only what belongs to its own element or block.
+
+    `whole`: those of `made` that have as many elements as the loop.
+    """
     is_of_blocks = step.size == blocks_in(size, block)
     if step.reduces or not (is_of_blocks or step.size == size):
         return False
@@ -108,13 +128,18 @@ def _is_near(step: nodes.Sweep, size: nodes.Expr, block: nodes.Expr, made: set[n
         is_whole = kind == FLOAT or (isinstance(kind, UInt) and kind.bits in (8, 16, 32))
         if is_of_blocks and not is_whole:
             return False
-        if not _reads_near(part, block, made, is_of_blocks=is_of_blocks):
+        if not _reads_near(part, block, made, whole, is_of_blocks=is_of_blocks):
             return False
     return True
 
 
 def _reads_near(
-    part: nodes.Elementwise, block: nodes.Expr, made: set[nodes.Var], *, is_of_blocks: bool
+    part: nodes.Elementwise,
+    block: nodes.Expr,
+    made: set[nodes.Var],
+    whole: set[nodes.Var],
+    *,
+    is_of_blocks: bool,
 ) -> bool:
     near = 0
     for expr in walk(part):
@@ -124,7 +149,10 @@ def _reads_near(
             continue
         is_here = isinstance(expr.index, nodes.Ref) and expr.index.var is part.position
         is_block = block_of(expr.index, part.position, (block,)) == block
-        near += is_here if is_of_blocks else is_block
+        if expr.array.var in whole:
+            near += is_here and not is_of_blocks
+        else:
+            near += is_here if is_of_blocks else is_block
     # Their sizes are known without them; everything else that mentions them reads them elsewhere.
     mentioned = sum(isinstance(expr, nodes.Ref) and expr.var in made for expr in walk(part))
     return near == mentioned

@@ -301,7 +301,7 @@ class TileNeeds:
 
     def _prefetch(self, vector: Stored) -> None:
         """Asks for what short tiles of a vector need soon; see prefetch_tile."""
-        if vector.var in self._fetched or not is_in_memory(vector):
+        if vector.var in self._fetched or not is_in_memory(vector) or vector.is_cached:
             return
         if self._step == "kStep" and self._is_whole(vector):
             self._fetched.add(vector.var)
@@ -315,8 +315,11 @@ class TileNeeds:
         for part in parts:
             for expr in walk(part):
                 if isinstance(expr, nodes.Index) and isinstance(expr.array, nodes.Ref):
-                    vector = self.stored[expr.array.var]
+                    # What the same loop makes first is not there yet, nor in memory.
+                    vector = self.stored.get(expr.array.var)
                     is_here = isinstance(expr.index, nodes.Ref) and expr.index.var is part.position
+                    if vector is None or vector.is_cached:
+                        continue
                     if is_here and is_in_memory(vector):
                         found[vector.pointer] = None
         return list(found)

@@ -34,8 +34,8 @@ again.
 
 After check: Map, Range, Apply, Sample, vector-valued lets. After inline: none of these; the source
 of a Reduce, a vector field and a vector result are Elementwise. What is stored between loops is the
-value of a let: a Filter, Sort, TopK, Scatter, BlockReduce or Hadamard whose sources are Elementwise.
-The result of a decode may be a Scatter too.
+value of a let: a Filter, Sort, TopK, Scatter, BlockReduce or Hadamard whose sources are
+Elementwise. The result of a decode may be a Scatter too.
 
 Every vector has a capacity, which is known from the parameters and the size of the gradient
 (ir/sizes.py), and a size, which may depend on data: that of a Filter, and of what is made from one.

@@ -28,7 +28,8 @@ param Turned {
     int block in [16, 1024] = 128;
 }
 void TurnedEncode(float* gradient, uint8* out, int block) {
-    float* top = block_reduce(map(gradient, [&](float g) -> float { return abs(g); }), block, 0, max);
+    lambda_func sizeOf = [&](float g) -> float { return abs(g); }
+    float* top = block_reduce(map(gradient, sizeOf), block, 0, max);
     float* w = hadamard(map(range(gradient.size), [&](int i) -> float {
         return gradient[i] / (top[i / block] + 1); }), block);
     float* v = hadamard(map(range(gradient.size), [&](int i) -> float {

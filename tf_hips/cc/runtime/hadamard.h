@@ -34,11 +34,11 @@ namespace avx512 {
 #endif
 #pragma GCC diagnostic ignored "-Wuninitialized"
 
-// A stage of a row: each element's partner is in `turned`, and the second of two is negated in
-// `own`, because b - a is what a - b is with the other sign: -b + a.
+// A stage of a row: each element's partner is in `turned`, and its own part of the sum is negated in
+// the second of two. By 1 and -1 a product is exact, so the sum alone is rounded.
 TF_HIPS_AVX512_INLINE Row row_stage(Row x, Row turned, __mmask16 seconds) {
-  const Row own = _mm512_mask_xor_ps(x, seconds, x, row_of(-0.0f));
-  return turned + own;
+  const Row signs = _mm512_mask_blend_ps(seconds, row_of(1.0f), row_of(-1.0f));
+  return _mm512_fmadd_ps(x, signs, turned);
 }
 
 // The stages of strides 1, 2, 4 and 8.
