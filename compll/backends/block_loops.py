@@ -193,11 +193,13 @@ class BlockLoops(Loops):
         part, _ = block_source(store)
         self._position = part.position
         self.lines.add(*feedback.first)
-        self.run_spreads()
-        made = self.tile(part, FLOAT)
         tile, pointer = self.names.fresh("tile"), self.names.of(store.var)
+        self.lines.add(f"alignas(64) float {tile}[kTile];")
+        made = self._tile_of_codes(part, tile)
+        if made is None:
+            self.run_spreads()
+            made = self.tile(part, FLOAT)
         self.lines.add(
-            f"alignas(64) float {tile}[kTile];",
             f"hadamard_tile({made}, count, {length}, {tile});",
             # Its elements have the numbers that they have in the whole vector.
             f"const float* const {pointer} = {tile} - base;",
@@ -205,6 +207,28 @@ class BlockLoops(Loops):
         self.stored[store.var] = Stored(
             store.var, part.size, "", pointer, is_field=False, bits=None, is_cached=True
         )
+
+    def _tile_of_codes(self, part: nodes.Elementwise, tile: str) -> str | None:
+        """Computes a tile from a decode's codes in rows, if it can be; returns where it is."""
+        if self.apart is None or self._hoisted:
+            return None
+        rows = self.row_code(part)
+        if rows is None or not (rows.packed or rows.uses_bytes):
+            return None
+        call = rows.values(self.apart)
+        self.run_unpacks()
+        self.lines.open("{")
+        if rows.varied_bits is not None:
+            self.lines.add("constexpr int kBits = 8;")
+            self.take_bytes(rows)
+        else:
+            self.run_before(rows)
+        self.lines.open(f"if (!({call}TF_HIPS_SET, {tile}))) {{")
+        self._position = part.position
+        self.loop(self.statements(part, lambda text: f"{tile}[j] = {text};", FLOAT))
+        self.lines.close()
+        self.lines.close()
+        return tile
 
     # Sources of functions of rows.
 
