@@ -162,7 +162,9 @@ class BlockLoops(Loops):
             if feedback.first and feedback.gradient is not None:
                 rows = RowCode(self.c, self, part, sums=feedback.gradient)
                 summed = rows.blocks(self.apart, value.reducer, Rest(is_first=True))
-            call = RowCode(self.c, self, part).blocks(self.apart, value.reducer)
+            # The blocks of the tile are numbered from its own first one.
+            rows = RowCode(self.c, self, part, frozenset(self._hoisted), begin=self._begin)
+            call = rows.blocks(self.apart, value.reducer)
         if summed is not None:
             is_done = self.names.fresh("is_summed")
             self.lines.add(f"[[maybe_unused]] bool {is_done} = false;")
