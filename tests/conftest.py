@@ -26,6 +26,7 @@ from hypothesis.internal.conjecture import providers
 
 from tests.support import children
 from tests.support.golden import Golden
+from tests.support.lean import sitecustomize
 
 # Seconds between a test's deadline and the watchdog's.
 GRACE_S = 30.0
@@ -39,6 +40,11 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 # oneDNN makes code for each shape that a kernel meets: a quarter of what small models take. Tests
 # that run whole programs as users do (the demo, the page on new algorithms) have it on.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+# Also what tests start imports Keras without scikit-learn. Behind all others on `sys.path`, as some
+# hand that on.
+_lean = str(Path(sitecustomize.__file__).parent)
+sys.path.append(_lean)
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), _lean]))
 
 # The same examples on every run; `--hypothesis-profile=explore` looks for new ones.
 hypothesis.settings.register_profile(

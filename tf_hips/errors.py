@@ -12,6 +12,7 @@ exit code `NO_RESTART` that a worker would fail again, however often it is start
 import contextlib
 import errno
 import os
+import re
 import socket
 import sys
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ _OF_A_MOMENT = frozenset(
         *(errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH),
     }
 )
+_SAYS_ENDED = re.compile(rf"(?:\w+: )?(?:Server [^\s,]+(?:, \w+)?: )?{re.escape(ENDED)}")
 _CONFIG_VARIABLE = "TF_HIPS_CONFIG"  # that of tf_hips.config, which stands above this module
 
 
@@ -86,7 +88,19 @@ def is_final(error: BaseException | None) -> bool:
     is_set_up_wrongly = isinstance(
         error, ConfigError | LibraryError | SpecificationError
     ) and not _is_of_a_moment(error.__cause__)
-    return is_set_up_wrongly or (isinstance(error, TfHipsError) and ENDED in str(error))
+    return is_set_up_wrongly or (
+        isinstance(error, TfHipsError) and reason_of_end(str(error)) is not None
+    )
+
+
+def reason_of_end(text: str) -> str | None:
+    """Why the run is over for all, if that is what the text of an error says; else None.
+
+    It says so at its beginning, behind the error's class and the server that has answered: what
+    follows may quote any site, which writes what it likes.
+    """
+    said = _SAYS_ENDED.match(text)
+    return text[said.end() :] if said else None
 
 
 def _is_of_a_moment(cause: BaseException | None) -> bool:

@@ -52,5 +52,5 @@ def _keeps(kind: Type, param: nodes.Param) -> bool:
             kind == FLOAT and -_MAX_EXACT <= param.low <= param.high <= _MAX_EXACT
         )
     if isinstance(kind, UInt) and isinstance(kind.bits, int):
-        return 0 <= param.low <= param.high < 1 << kind.bits
+        return param.high < 1 << kind.bits  # no integer in a packet is negative
     return kind == INT

@@ -98,10 +98,8 @@ def is_as_long(size: nodes.Expr, least: nodes.Expr) -> bool:
 def _is_natural(count: nodes.Expr) -> bool:
     """Whether a length is seen not to be negative."""
     match count:
-        case nodes.Size():
+        case nodes.Size() | nodes.Const():  # literals have no sign
             return True
-        case nodes.Const():
-            return count.value >= 0
         case nodes.Math(function="max"):
             return any(map(_is_natural, count.arguments))
         case nodes.Math(function="min"):

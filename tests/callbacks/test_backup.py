@@ -153,7 +153,7 @@ def test_states_of_recurrent_layers_go_on(tmp_path):
         keras.utils.set_random_seed(1)
         # Its own states, and those of the two layers that it has inside.
         recurrent = keras.layers.Bidirectional(keras.layers.GRU(2, stateful=stateful))
-        rows = [keras.Input(batch_shape=(4, 5)), keras.layers.Reshape((5, 1))]
+        rows = [keras.Input(batch_shape=(4, 5)), keras.layers.Reshape((1, 5))]
         model = keras.Sequential([*rows, recurrent, keras.layers.Dense(1)])
         model.compile("sgd", "mse", run_eagerly=True)
         _, [*backup, stopping, _, _] = callbacks(directory, stop_at, save_freq=1)
@@ -542,16 +542,19 @@ def test_whatever_is_damaged_and_however_the_backup_is_named(tmp_path):
     import tf_hips
     from tf_hips.errors import ConfigError
 
-    def run(*more):
+    def make():
         strategy = tf_hips.CompressedRing(compression="error_feedback(onebit)")
         with strategy.scope():
-            model = build(optimizer="sgd")
+            return build(optimizer="sgd")
+
+    def run(model, *more):
         early = keras.callbacks.EarlyStopping("loss", patience=9, restore_best_weights=True)
         backup = tf_hips.callbacks.BackupAndRestore(tmp_path, save_freq=4, keep=1)
         rows = {"x": tf_hips.shard(data(), 4)}
         train(model, [early, backup, *more], epochs=2, rows=rows)
 
-    run(stopping_at(1, 3))
+    run(make(), stopping_at(1, 3))
+    model = make()  # what is refused leaves it as it was
     [backup] = tmp_path.iterdir()
     files = sorted(backup.iterdir())
     assert {one.name.partition(".")[0] for one in files} == {
@@ -564,7 +567,7 @@ def test_whatever_is_damaged_and_however_the_backup_is_named(tmp_path):
         for content in ways:
             file.write_bytes(content)
             with pytest.raises(ConfigError, match=f"must be whole; .*{backup.name}.*, damaged"):
-                run()
+                run(model)
         file.write_bytes(whole)
-    run()
+    run(model)
     assert not tmp_path.exists()

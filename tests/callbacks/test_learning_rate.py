@@ -35,11 +35,14 @@ def fit(callbacks, *, rate=0.8, epochs=4, initial_epoch=0, **options):
     return before, seen, history.history
 
 
-def test_warmup_is_linear_per_step_and_ends_exactly():
+def test_warmup_is_linear_per_step_and_ends_exactly(capsys):
     from tf_hips.callbacks import LearningRateWarmup
 
-    warmup = LearningRateWarmup(warmup_epochs=2, scale=4)
+    # As Horovod's examples write it.
+    warmup = LearningRateWarmup(warmup_epochs=2, scale=4, momentum_correction=False, verbose=1)
     used, after, history = fit([warmup])
+    told = "Epoch 2: the warm-up of the learning rate to 0.8 is over."
+    assert capsys.readouterr().out.split("\n") == ["", told, ""]
     expected = [0.8 / 4 * (1 + 3 * (step + 1) / 10) for step in range(10)] + [0.8] * 10
     np.testing.assert_allclose(used, expected, rtol=1e-6)
     assert used[9] == used[10] == after[9] == np.float32(0.8)
@@ -53,6 +56,24 @@ def test_warmup_is_linear_per_step_and_ends_exactly():
 
     # One worker: nothing to warm up.
     assert set(fit([LearningRateWarmup()])[0]) == {float(np.float32(0.8))}
+
+
+def test_a_warmup_is_as_long_as_is_said_to_the_nearest_step():
+    from tf_hips.callbacks import LearningRateWarmup
+
+    # Epochs of 5 steps; without a word it is Horovod's five epochs.
+    for options, length in (
+        ({}, 25),
+        ({"warmup_epochs": 1.5}, 8),
+        ({"warmup_epochs": 0.01}, 1),
+        ({"warmup_steps": 7}, 7),
+        ({"steps_per_epoch": 4}, 20),
+    ):
+        warmup = LearningRateWarmup(0.8, scale=4, **options)
+        warmup.set_params({"steps": 5})
+        assert warmup.rate(length - 1) == 0.8
+        if length > 1:
+            assert warmup.rate(length - 2) == pytest.approx(0.2 * (1 + 3 * (length - 1) / length))
 
 
 def test_warmup_in_executions_of_several_steps_and_in_the_middle():
@@ -164,9 +185,12 @@ def test_errors_say_what_is_wrong():
         {"warmup_epochs": 1, "warmup_steps": 1},
         {"scale": 0.5},
         {"steps_per_epoch": 0},
+        {"momentum_correction": True},
     ):
         with pytest.raises(ValueError, match="must be"):
             LearningRateWarmup(**wrong)
+    with pytest.raises(ValueError, match=r"`momentum_correction` must be False, or left out"):
+        LearningRateMultiplier(0.1, 0.5, momentum_correction=True)
     with pytest.raises(ValueError, match="`end_epoch` must be at least"):
         LearningRateMultiplier(0.1, 0.5, start_epoch=3, end_epoch=2)
 

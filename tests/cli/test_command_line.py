@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from tf_hips.ps.session.settings import ServerConfig
 
 def tf_hips(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "tf_hips.cli", *arguments],
+        [sys.executable, "-m", "tf_hips", *arguments],
         capture_output=True,
         text=True,
         timeout=30,
@@ -455,12 +456,26 @@ def test_info_has_a_line_for_everything() -> None:
         assert name in names
 
 
-@pytest.mark.heavy
-def test_certs_are_made_once_and_renewed(tmp_path: Path) -> None:
+RunCerts = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def run_certs(capsys: pytest.CaptureFixture[str]) -> RunCerts:
+    """`tf-hips certs` in this process; its exit code, and all that it said."""
+
+    def run(*arguments: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["certs", *arguments])
+        output = capsys.readouterr()
+        return int(ended.value.code or 0), output.out + output.err
+
+    return run
+
+
+def test_certs_are_made_once_and_renewed(tmp_path: Path, run_certs: RunCerts) -> None:
     folder = tmp_path / "certificates"
-    assert tf_hips("certs", "init", str(folder)).returncode == 0
-    first = tf_hips("certs", "issue", str(folder), "--server", "hub", "--party", "west")
-    assert first.returncode == 0
+    assert run_certs("init", str(folder))[0] == 0
+    assert run_certs("issue", str(folder), "--server", "hub", "--party", "west")[0] == 0
     authority = (folder / "authority.pem").read_bytes()
     west = (folder / "party-west.pem").read_bytes()
     made = {path.name for path in folder.iterdir()}
@@ -476,63 +491,59 @@ def test_certs_are_made_once_and_renewed(tmp_path: Path) -> None:
     }
     assert (folder.stat().st_mode | (folder / "party-west.key").stat().st_mode) & 0o077 == 0
 
-    again = tf_hips("certs", "issue", str(folder), "--party", "west")
-    assert again.returncode == 2
-    assert "is there already" in again.stderr
+    code, text = run_certs("issue", str(folder), "--party", "west")
+    assert (code, "is there already" in text) == (2, True)
     assert (folder / "party-west.pem").read_bytes() == west
 
-    more = tf_hips("certs", "issue", str(folder), "--party", "west", "--party", "east", "--renew")
-    assert more.returncode == 0
+    more = ("--party", "west", "--party", "east", "--renew")
+    assert run_certs("issue", str(folder), *more)[0] == 0
     assert (folder / "authority.pem").read_bytes() == authority
     assert (folder / "party-west.pem").read_bytes() != west
     assert (folder / "party-east.pem").is_file()
-    assert tf_hips("certs", "init", str(folder)).returncode == 1
+    assert run_certs("init", str(folder))[0] == 1
 
 
 def test_certs_are_shown_and_revoked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, run_certs: RunCerts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*arguments: str) -> tuple[int, str]:
-        with pytest.raises(SystemExit) as ended:
-            cli.main(["certs", *arguments])
-        output = capsys.readouterr()
-        return int(ended.value.code or 0), output.out + output.err
-
     folder = str(tmp_path)
-    run("init", folder)
-    run("issue", folder, "--server", "hub", "--party", "west", "--party", "east", "--days", "5")
-    code, text = run("show", folder)
+    run_certs("init", folder)
+    run_certs(
+        "issue", folder, "--server", "hub", "--party", "west", "--party", "east", "--days", "5"
+    )
+    code, text = run_certs("show", folder)
     assert code == 0
     lines = {line.split("  ")[0]: line for line in text.splitlines()}
     assert "the authority" in lines["authority.pem"]
     assert "party/west" in lines["party-west.pem"]
     assert "4 days left" in lines["party-west.pem"]
 
-    code, text = run("revoke", folder, "party/west", "--reason", "[they] left")
+    code, text = run_certs("revoke", folder, "party/west", "--reason", "[they] left")
     assert (code, text.count("party/west")) == (0, 1)
     today = datetime.datetime.now(datetime.UTC).date()
-    code, text = run("show", str(tmp_path / "party-west.pem"), str(tmp_path / "party-east.pem"))
+    code, text = run_certs(
+        "show", str(tmp_path / "party-west.pem"), str(tmp_path / "party-east.pem")
+    )
     assert code == 1
     assert f"revoked {today} [they] left" in text
     assert "4 days left" in text
-    assert run("show", str(tmp_path / "party-west.pem"))[0] == 1
+    assert run_certs("show", str(tmp_path / "party-west.pem"))[0] == 1
 
     # A second time there is nothing left to revoke; what is known is not changed by the attempt.
     before = (tmp_path / "revoked.txt").read_bytes()
-    code, text = run("revoke", folder, "party/east", "party/west")
+    code, text = run_certs("revoke", folder, "party/east", "party/west")
     assert code == 1
     assert "`party/west` must be a certificate" in text
     assert (tmp_path / "revoked.txt").read_bytes() == before
     # One that has been renewed is revoked alone by its file.
-    run("issue", folder, "--party", "west", "--renew")
-    code, text = run("revoke", folder, str(tmp_path / "party-east.pem"))
+    run_certs("issue", folder, "--party", "west", "--renew")
+    code, text = run_certs("revoke", folder, str(tmp_path / "party-east.pem"))
     assert (code, text.count("party/east")) == (0, 1)
-    assert run("show", str(tmp_path / "party-west.pem"))[0] == 0
-    code, text = run("revoke", folder, "global-server/hub")
+    assert run_certs("show", str(tmp_path / "party-west.pem"))[0] == 0
+    code, text = run_certs("revoke", folder, "global-server/hub")
     assert (code, "parties read no such list" in text) == (0, True)
-    code, text = run("show", str(tmp_path / "issued.txt"))
+    code, text = run_certs("show", str(tmp_path / "issued.txt"))
     assert (code, "issued.txt must be a certificate in PEM" in text) == (1, True)
 
 

@@ -13,7 +13,7 @@ from tests.comm.profiles import DGC, ONEBIT, codec, profile
 from tf_hips import cli, config
 from tf_hips.cli import plan as plan_command
 from tf_hips.cli import profile as profile_command
-from tf_hips.comm import mpi
+from tf_hips.comm import launchers
 from tf_hips.comm.cost_model import Backward
 from tf_hips.comm.plan import Plan
 from tf_hips.comm.planner import make_plan
@@ -26,7 +26,7 @@ SIZES = {"conv/kernel": 1728, "conv/bias": 64, "dense, wide [1]": 2**23, "dense/
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
-    for name in (*mpi.HOROVOD, *mpi.SIZES):
+    for name in (*launchers.HOROVOD, *launchers.SIZES):
         monkeypatch.delenv(name, raising=False)
     profile(4, 1.25e7, codecs=(codec(ONEBIT, 1 / 8), codec(DGC, 0.065))).write("p.yaml")
     Path("m.csv").write_text("".join(f"{name},{size}\n" for name, size in SIZES.items()))

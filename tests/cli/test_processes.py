@@ -205,6 +205,20 @@ def test_a_failing_service_fails_the_job() -> None:
     assert failure == Failure("server", 5, "exit code 5")
 
 
+def test_a_child_is_tied_to_its_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not stop at the terminal, and does not begin where the launcher has died before."""
+    body = """
+        import signal
+        for number in (signal.SIGTTIN, signal.SIGTTOU):
+            assert signal.getsignal(number) == signal.SIG_IGN
+        """
+    failure, output = run({"tied": body})
+    assert failure is None, output.errors()
+    monkeypatch.setattr(os, "getpid", lambda: -1)  # of a launcher that is no parent any more
+    failure, _ = run({"orphan": "raise SystemExit(1)"})
+    assert failure == Failure("orphan", 128 + 9, f"exit code {128 + 9}")
+
+
 def test_a_child_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     mark = tmp_path / "deaf"
     deaf = f"""

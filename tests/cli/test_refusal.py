@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.eventually import eventually
+from tf_hips.cli import certs
 from tf_hips.config import Tls
 
 COMMAND = (sys.executable, "-m", "tf_hips.cli")
@@ -50,12 +51,11 @@ print("trained on", strategy.num_replicas_in_sync)
 """
 
 
-@pytest.fixture
-def certificates(tmp_path: Path) -> Path:
-    names = ("--server", "hub", "--party", "west", "--party", "east")
-    for command in (["init", str(tmp_path / "pem")], ["issue", str(tmp_path / "pem"), *names]):
-        subprocess.run([*COMMAND, "certs", *command], check=True, timeout=30, capture_output=True)
-    return tmp_path / "pem"
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("certificates")
+    certs.make(folder, server="hub", parties=["west", "east"], days=1)
+    return folder
 
 
 def identity(folder: Path, name: str) -> list[str]:
@@ -88,7 +88,7 @@ def server(certificates: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]
 
 
 def party(
-    folder: Path, name: str, compression: str, program: str = JOIN
+    folder: Path, pem: Path, name: str, compression: str, program: str = JOIN
 ) -> subprocess.CompletedProcess[str]:
     script = folder / "program.py"
     script.write_text(program)
@@ -96,7 +96,7 @@ def party(
     return subprocess.run(
         [
             *(*COMMAND, "party", "--server", address, "--site", name, "--run", "r1"),
-            *identity(folder / "pem", f"party-{name}"),
+            *identity(pem, f"party-{name}"),
             *("--", str(script), compression),
         ],
         capture_output=True,
@@ -116,9 +116,9 @@ def party(
     ],
 )
 def test_a_server_refuses_and_goes_on(
-    server: subprocess.Popen[str], tmp_path: Path, program: str
+    server: subprocess.Popen[str], certificates: Path, tmp_path: Path, program: str
 ) -> None:
-    impostor = party(tmp_path, "east", "onebit")
+    impostor = party(tmp_path, certificates, "east", "onebit")
     assert impostor.returncode == 1
     assert "The site must be one of west. Received: `east`" in impostor.stderr
     *said, last = impostor.stderr.splitlines()
@@ -126,12 +126,12 @@ def test_a_server_refuses_and_goes_on(
     assert re.fullmatch(r"\[east/worker0\] tf_hips\.errors\.PeerError: .*", said[-1])
     assert "Traceback" not in impostor.stderr
 
-    other = party(tmp_path, "west", "terngrad")
+    other = party(tmp_path, certificates, "west", "terngrad")
     assert other.returncode == 1
     assert "onebit" in other.stderr
     assert "terngrad" in other.stderr
 
-    welcome = party(tmp_path, "west", "onebit", program)
+    welcome = party(tmp_path, certificates, "west", "onebit", program)
     assert welcome.returncode == 0, welcome.stderr
     assert "[west/worker0] trained on 1" in welcome.stdout
 

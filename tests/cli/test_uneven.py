@@ -43,9 +43,13 @@ def test_workers_are_counted_over_all_parties(
     intra: str | None, sizes: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     started: list[tuple[str, int, list[dict[str, str]]]] = []
+    writers, firsts = [], []
 
     def start(job: Any, stack: Any, told: Any, *, site: str, number: int, **more: Any) -> None:
         started.append((site, number, more["more"]))
+        writers.append(told.saves)
+        firsts.append(more["first"])
+        assert (told.uplink.site, more["processes"], more["max_restarts"]) == (site, 4, 3)
 
     monkeypatch.setattr(run_command.party, "start_local_workers", start)
     uplinks = [config.Uplink("127.0.0.1:1", site) for site, _ in sizes]
@@ -53,10 +57,12 @@ def test_workers_are_counted_over_all_parties(
     parser = argparse.ArgumentParser()
     run_command.add(parser.add_subparsers())
     line = ["run", "--slowdown", "worker=1:50ms", "--slowdown", "worker=2:20x"]
-    line += ["--clock-skew", "worker=3:-5", "train.py"]
+    line += ["--clock-skew", "worker=3:-5", "--max-restarts", "3", "train.py"]
     options = parser.parse_args([*line[:1], *(["--intra", intra] if intra else []), *line[1:]])
     assert run_command._start(None, None, options, ["true"], tmp_path) is None
     assert [(site, number) for site, number, _ in started] == sizes
+    assert writers == [True, *[False] * (len(sizes) - 1)]  # files of the run are one's alone
+    assert firsts == [place * number for place, (_, number) in enumerate(sizes)]
     assert [one for *_, more in started for one in more] == [
         {},
         {"TF_HIPS_SLOWDOWN": "50ms"},

@@ -136,7 +136,7 @@ def _compare_with_native_codecs(topology, texts):
     @functools.cache
     def gradients(of, step):
         generator = np.random.default_rng([of, step])
-        return [generator.normal(size=n).astype(np.float32) for n in SIZES]
+        return [generator.standard_normal(n, np.float32) for n in SIZES]
 
     for text in texts:
         compressor = parse(text)

@@ -116,13 +116,16 @@ def test_buckets_are_those_of_the_runtime() -> None:
     assert [bucket.load.elements for bucket in exact] == [*[10 * CHUNK] * 4, CHUNK + 312]
     exact = buckets_of(None, "allreduce", sizes, {}, four)
     assert sorted(bucket.load.elements for bucket in exact) == [7, CHUNK + 305, 40 * CHUNK]
+    # The one that is ready first travels first.
+    exact = buckets_of(None, "allreduce", [CHUNK, 7, 4], {0: 2}, four)
+    assert [bucket.first for bucket in exact] == [1, 0, 0]
     # Nor into more parts than they have elements.
     exact = buckets_of(None, "allreduce", [3, 0], {0: 8, 1: 8}, four)
     assert [bucket.load.elements for bucket in exact] == [1, 1, 1]
 
 
-# Costs whose parts can be told apart: encode 1, decode 10, recode 100 + 10 per packet, add 1000 (in
-# nanoseconds per element); links in seconds per byte, all different.
+# Costs whose parts can be told apart: encode 1, decode 10, recode 100 + 10 per packet, merge 22 + 2
+# per packet, add 1000 (in nanoseconds per element); links in seconds per byte, all different.
 _N = 4
 _APART = dataclasses.replace(
     profile(_N, 1.0),
@@ -139,7 +142,7 @@ _APART = dataclasses.replace(
             encode=Cost(0, 1e-9),
             decode=Cost(0, 1e-8),
             decode_sum=Cost(0, 2e-8),
-            merge=MergeCost(0, 3e-8, 0),
+            merge=MergeCost(0, 2.2e-8, 2e-9),
             recode=MergeCost(0, 1e-7, 1e-8),
         ),
     ),
@@ -201,6 +204,25 @@ def test_the_formula_of_a_topology(topology: str, work: list[float], sent: list[
     decoded = _M * (2e-8 if topology in sums else 3e-8 if topology == "allgather" else 1e-8)
     total = step_seconds([Choice("a", _M, ONEBIT, topology)], costs)
     assert total == pytest.approx(sum(work) + sum(sent) + decoded)
+
+
+def test_whose_part_is_largest_is_waited_for() -> None:
+    parts = tuple(cost_model.Load(size, 1) for size in (10, 30, 20, 5))
+    for topology, last in (
+        ("ps", [3 * 30 * 0.5 * 2e-3, 30 * 1.4e-7, 3 * 30 * 0.25 * 3e-3]),
+        ("ring", [30 * 1e-9, 3 * 30 * 0.5 * 3e-3]),
+    ):
+        found = tasks_of(cost_model.Bucket(ONEBIT, topology, 0, parts), _APART)
+        assert [task.seconds for task in found[-len(last) :]] == pytest.approx(last)
+
+
+def test_what_was_computed_before_is_of_the_same_buckets() -> None:
+    costs = profile(4, 1e8)
+    kinds = [[Choice("a", 4 * CHUNK, ONEBIT, "ps", number)] for number in (1, 4)]
+    model = cost_model.Model(costs)
+    found = [model.seconds(choices) for choices in (*kinds, *kinds)]
+    assert found == 2 * [step_seconds(choices, costs) for choices in kinds]
+    assert found[0] != found[1]
 
 
 def test_the_formula_of_the_exact_sum() -> None:

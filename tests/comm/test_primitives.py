@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """`primitives` on real ranks, and alone."""
 
-import subprocess
-import sys
+import json
 
 import numpy as np
 import pytest
 
-from tests.support.ranks import rank_environment, ranks
+from tests.support.ranks import ranks, start_alone
+from tf_hips.comm import launchers
+from tf_hips.errors import ConfigError
 
 
 @ranks(3)
@@ -124,33 +125,38 @@ def test_collectives_on_three_ranks():
         primitives.allreduce(tf.zeros(1), "name", "max")
 
 
+def _alone():
+    """Horovod has begun already, in an environment of no launcher."""
+    import os
+
+    import tensorflow as tf
+
+    from tf_hips.comm import primitives as p
+
+    assert not [name for name in os.environ if name.startswith(("HOROVOD_RANK", "HOROVOD_SIZE"))]
+    p.init()
+    assert (p.rank(), p.size(), p.local_rank()) == (0, 1, 0)
+    x = tf.constant([1, 2])
+    for y in (
+        p.allreduce(x, "a"),
+        p.allgather(x, "b"),
+        p.alltoall(x, [2], "c"),
+        p.broadcast(x, "d"),
+    ):
+        assert y.numpy().tolist() == [1, 2]
+    assert p.broadcast_object([1]) == [1]
+    assert p.gather_objects("x") == ["x"]
+    p.barrier()
+    p.shutdown()
+    p.shutdown()
+    with pytest.raises(p.ProtocolError, match="new process"):
+        p.init()
+
+
 @pytest.mark.tf
 @pytest.mark.timeout(120)
-def test_without_a_launcher_there_is_one_rank():
-    code = (
-        "import tensorflow as tf\n"
-        "from tf_hips.comm import primitives as p\n"
-        "p.init(); p.init()\n"
-        "assert (p.rank(), p.size(), p.local_rank()) == (0, 1, 0)\n"
-        "x = tf.constant([1, 2])\n"
-        "for y in (p.allreduce(x, 'a'), p.allgather(x, 'b'),\n"
-        "          p.alltoall(x, [2], 'c'), p.broadcast(x, 'd')):\n"
-        "    assert y.numpy().tolist() == [1, 2]\n"
-        "assert p.broadcast_object([1]) == [1] and p.gather_objects('x') == ['x']\n"
-        "p.barrier(); p.shutdown(); p.shutdown()\n"
-        "try:\n    p.init()\n"
-        "except p.ProtocolError as error:\n    assert 'new process' in str(error)\n"
-        "else:\n    raise SystemExit('started twice')\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=rank_environment({}),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+def test_without_a_launcher_there_is_one_rank(tmp_path):
+    start_alone(_alone, tmp_path)
 
 
 @pytest.mark.tf
@@ -182,7 +188,6 @@ def test_gloo_waits_for_a_healthy_rank_as_long_as_the_watchdog(monkeypatch, told
 @pytest.mark.timeout(120)
 def test_horovod_that_fuses_is_refused(monkeypatch):
     from tf_hips.comm import primitives
-    from tf_hips.errors import ConfigError
 
     started = []
     monkeypatch.setattr(primitives, "_facts", None)
@@ -218,3 +223,25 @@ def test_horovod_that_fuses_is_refused(monkeypatch):
         primitives.init()
         monkeypatch.delenv("HOROVOD_SIZE")
         monkeypatch.delenv(name)
+
+
+def test_who_is_one_of_several_is_told_before_it_trains_alone():
+    worker = {"type": "worker", "index": 0}
+    two = json.dumps({"cluster": {"worker": ["a:1", "b:1"]}, "task": worker})
+    chief = json.dumps({"cluster": {"chief": {"0": "a:1"}, "worker": ["b:1"]}, "task": worker})
+    for environment, received in [
+        ({"TF_CONFIG": two}, "a TF_CONFIG of 2 tasks that train"),
+        ({"TF_CONFIG": chief}, "a TF_CONFIG of 2 tasks that train"),
+        ({"DMLC_NUM_WORKER": "2", "DMLC_ROLE": "worker"}, "DMLC_NUM_WORKER=2"),
+        ({"DMLC_NUM_WORKER": "1", "DMLC_NUM_ALL_WORKER": "2"}, "DMLC_NUM_ALL_WORKER=2"),
+    ]:
+        with pytest.raises(ConfigError, match=rf"HOROVOD_SIZE=1 .* Received: {received}$"):
+            launchers.check_alone(environment)
+        launchers.check_alone({**environment, "HOROVOD_SIZE": "1"})
+        launchers.check_alone({**environment, "TF_HIPS_CONFIG": "run.yaml"})
+    one = {"cluster": {"worker": ["a:1"], "ps": ["c:1", "d:1"]}, "task": worker}
+    evaluator = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "evaluator", "index": 0}}
+    no_task = {"cluster": {"worker": ["a:1", "b:1"]}}
+    for told in (one, evaluator, no_task, {}, [], {"cluster": 7, "task": worker}):
+        launchers.check_alone({"TF_CONFIG": json.dumps(told), "DMLC_NUM_WORKER": "1"})
+    launchers.check_alone({"TF_CONFIG": "no JSON"})

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Codecs compiled in a hurry: hardly optimised, and with headers that are read once for all."""
+"""Codecs compiled in a hurry: not optimised, and with headers that are read once for all."""
 
 import functools
 import hashlib
 import subprocess
 import tempfile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from compll.backends import cache, toolchain
 
-FLAGS = ("-DTF_HIPS_NO_CLONES", "-O1")
+# What is optimised takes twice as long; tests of ops run that, and so do some of these.
+FLAGS = ("-DTF_HIPS_NO_CLONES", "-O0")
 # The parts of C++ that take long to read, and what is included of ours, but for what depends on the
 # name of a codec (codec.h).
 _HEADERS = ("<algorithm>", "<cmath>", "<cstdint>", "<cstring>", "<limits>", "<vector>")
@@ -18,21 +20,30 @@ _OURS = ("bits.h", "blocks.h", "denormals.h", "functions.h", "reduce.h", "row.h"
 
 @functools.cache
 def flags() -> tuple[str, ...]:
-    """Flags for `cache.build`, with the headers in the compiler's own form.
-
-    Half of the time of a short program goes into reading them. They lie beside the codecs, under
-    a name that changes with them; a compiler that cannot use them reads the text, which is there.
-    """
-    command = (*toolchain.compiler(), *toolchain.FLAGS, *FLAGS)
+    """Flags for `cache.build`, with the headers in the compiler's own form."""
     root = toolchain.include_folder()
     text = "".join(f"#include {name}\n" for name in _HEADERS)
     text += "".join(f'#include "tf_hips/cc/runtime/{name}"\n' for name in _OURS)
-    digest = hashlib.sha256("\0".join([*command, str(root), text]).encode())
-    digest.update(str(Path(command[0]).stat().st_mtime_ns).encode())
-    for header in sorted((root / "tf_hips/cc/runtime").glob("*.h")):
-        digest.update(header.read_bytes())
+    command = (*toolchain.compiler(), *toolchain.FLAGS, *FLAGS, f"-I{root}")
+    return (*FLAGS, *read_once(text, command, (root / "tf_hips/cc/runtime").glob("*.h")))
+
+
+def read_once(text: str, command: Sequence[str], files: Iterable[Path]) -> tuple[str, ...]:
+    """Flags that include headers which the compiler has read before.
+
+    Most of the time of a short program goes into reading them. They lie beside the codecs, under
+    a name that changes with them; a compiler that cannot use them reads the text, which is there.
+
+    Args:
+        text: what includes them.
+        command: the compiler and the flags it is used with.
+        files: all of them that may change.
+    """
+    digest = hashlib.sha256("\0".join([*command, text]).encode())
+    digest.update(toolchain.version(toolchain.compiler()))
+    for file in sorted(files):
+        digest.update(file.read_bytes())
     folder = cache.BUILT.folder / f"headers-{digest.hexdigest()[:24]}"
-    header = folder / "all.h"
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".making-") as scratch:
@@ -40,7 +51,7 @@ def flags() -> tuple[str, ...]:
             made.mkdir()
             made.joinpath("all.h").write_text(text, encoding="ascii")
             subprocess.run(
-                [*command, f"-I{root}", "-x", "c++-header", "all.h", "-o", "all.h.gch"],
+                [*command, "-x", "c++-header", "all.h", "-o", "all.h.gch"],
                 check=True,
                 cwd=made,
                 timeout=toolchain.BUILD_DEADLINE_S,
@@ -51,4 +62,4 @@ def flags() -> tuple[str, ...]:
                 # Another process was faster.
                 if not folder.is_dir():
                     raise
-    return (*FLAGS, "-include", str(header))
+    return ("-include", str(folder / "all.h"))

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tests of compll share: specifications, gradients, and both back ends of a program."""
 
+import string
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -9,6 +12,8 @@ import compll
 from compll.backends.cache import build
 from compll.backends.library import CompiledCodec
 from tests.compll import hurry
+
+Key = TypeVar("Key")
 
 SPECS = Path(__file__).resolve().parents[2] / "tf_hips/ops/specs"
 SIZES = (0, 1, 7, 8, 1023, 1_000_003)
@@ -39,11 +44,31 @@ def encoder(body: str, params: str = "") -> str:
     return f"void FooEncode(float* gradient, uint8* out{params}) {{\n{body}\n}}\n"
 
 
-def compiled(program: compll.Program, **params: float) -> CompiledCodec:
-    """A program in machine code, built in a hurry; the tests of ops run what is shipped."""
-    source = compll.generate(program)[f"{program.name}.codec.cc"]
-    library = build(source, program.name, hurry.flags())
-    return CompiledCodec(program, library, **params)
+def compiled(
+    program: compll.Program, library: Path | None = None, **params: float
+) -> CompiledCodec:
+    """A program in machine code, built in a hurry; the tests of ops run what is shipped.
+
+    `library`: of `together` with this program among others; None: it is built alone.
+    """
+    return CompiledCodec(program, library or together([program]), **params)
+
+
+def together(programs: Iterable[compll.Program]) -> Path:
+    """Programs of different names in one library: half of what each takes alone is the headers'."""
+    sources = {one.name: compll.generate(one)[f"{one.name}.codec.cc"] for one in programs}
+    if len(sources) > 1:
+        sources = {"": "#undef TF_HIPS_CODEC_ID\n", **sources}  # a library says one thing only
+    return build("\n".join(sources.values()), next(reversed(sources)), hurry.flags())
+
+
+def renamed(texts: Mapping[Key, str], name: str) -> dict[Key, compll.Program]:
+    """At most 26 specifications of that name, compiled under different ones: for `together`."""
+    called = [name + letter for letter in string.ascii_lowercase]
+    return {
+        key: compll.compile_text(text.replace(name.capitalize(), own.capitalize()), own)
+        for own, (key, text) in zip(called, texts.items(), strict=False)
+    }
 
 
 def gradients(n: int) -> dict[str, np.ndarray]:

@@ -135,6 +135,7 @@ def has_wide_vectors():
     return flags.is_file() and wanted <= set(flags.read_text(encoding="utf-8").split())
 
 
+@pytest.mark.slow  # tests/ops/test_machines.py compares the libraries that are shipped
 @pytest.mark.skipif(not has_wide_vectors(), reason="no AVX-512: the wide clone cannot run here")
 def test_clones_for_wider_vectors_give_the_same_bytes():
     program = spec("terngrad")
@@ -167,6 +168,8 @@ PROGRAMS = {
         int a = (i * 7 - 3) % 5;
         int b = i / (i - 3);
         int c = (a << 2) ^ (b & 6) | ~i;
+        int least = 1 << 63;
+        c = c + (least / (i - 3) >> 60) + least % (i - 3);
         if (i == 5) { return 9; }
         if (i > 8 && !(i % 2) || i == 2) { a = -a; } else { b = b >> 1; }
         return abs(a) + max(b, 3) - min(c, 7) + (a > b ? 1 : 2) + a / 0 + a % 0;
@@ -175,7 +178,7 @@ PROGRAMS = {
     out = concat(v);""",
     "every function": """
     lambda_func f = [&](float x) -> float {
-        float y = round(x * 3.5) + floor(x) - ceil(x / 3) + sqrt(abs(x));
+        float y = round(x * 3.5) + floor(x) - ceil(x / 3) + sqrt(abs(x)) + round(floor(x * 4) / 2);
         return max(y, min(x, 0.25)) * 1e-3;
     }
     float* v = map(gradient, f);
@@ -184,7 +187,9 @@ PROGRAMS = {
     "widths": """
     uint<11>* a = map(gradient, [&](float x) -> uint<11> { return x * 1000; });
     uint<5>* b = map(gradient, [&](float x) -> int { return x * 10; });
-    uint32* c = map(gradient, [&](float x) -> uint32 { return x * 1e9; });
+    uint32* c = map(gradient, [&](float x) -> uint32 {
+        return x > 0 && x < 0.5 ? 4294967296.0 : x * 1e9;
+    });
     uint4* d = map(range(gradient.size / 3 + 1), [&](int i) -> int { return i; });
     uint1* e = map(a, [&](uint<11> q) -> uint1 { return q % 2; });
     uint32 n = gradient.size;

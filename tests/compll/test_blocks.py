@@ -159,7 +159,13 @@ PROGRAMS = {
     float* c = map(range(gradient.size), f);
     uint4* few = map(range(gradient.size / 2 + 3), [&](int i) -> uint4 { return a[i / 16] * 9; });
     float s = reduce(map(range(gradient.size), [&](int i) -> float { return a[i / 16]; }), 0, sum);
-    out = concat(c, few, s, a);""",
+    lambda_func own = [&](int i) -> float {
+        return gradient[i] > 0 && i / 16 < (gradient.size + 15) / 16 ? a[i / 16] : 7;
+    }
+    float* mine = map(range(gradient.size), own);
+    uint8* rest = map(range((gradient.size - 100) / 16), [&](int i) -> uint8 { return i + 1; });
+    uint32 left = rest.size;
+    out = concat(c, few, s, a, mine, left, rest);""",
 }
 
 

@@ -8,7 +8,6 @@ so that one of that has to be done in a loop of its own. None of the product's d
 
 import functools
 import random
-import string
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from tests.compll import emulation
 from tests.compll.differential import check_cpp, check_cuda
 from tests.compll.generated_feedback import generate_feedback
 from tests.compll.generated_programs import VALUES
+from tests.compll.support import renamed, together
 
 pytestmark = pytest.mark.heavy  # each runs g++ where the cache is empty
 
@@ -178,11 +178,7 @@ SEEDS = (13, 42)
 @functools.cache
 def programs() -> dict[str, compll.Program]:
     """The specifications, compiled under names of their own."""
-    called = [f"made{letter}" for letter in string.ascii_lowercase[: len(MADE)]]
-    return {
-        name: compll.compile_text(text.replace(NAME, own.capitalize()), own)
-        for own, (name, text) in zip(called, MADE.items(), strict=True)
-    }
+    return renamed(MADE, NAME.lower())
 
 
 @functools.cache
@@ -191,10 +187,16 @@ def kernels() -> Path:
     return emulation.build(*programs().values())
 
 
+@functools.cache
+def machine_code() -> Path:
+    """The same for this processor."""
+    return together(programs().values())
+
+
 @pytest.mark.parametrize("name", MADE)
 def test_machine_code_reads_nothing_that_is_overwritten(name):
     assert has_feedback(optimise(programs()[name]))  # else nothing of it is checked
-    check_cpp(programs()[name], sizes=SIZES, values_of=({},))
+    check_cpp(programs()[name], sizes=SIZES, values_of=({},), library=machine_code())
 
 
 @pytest.mark.parametrize("name", MADE)

@@ -9,8 +9,10 @@ import compll
 from compll.ir import nodes
 from compll.ir.sizes import blocks_in, is_as_long
 from compll.ir.types import INT
+from compll.ir.walk import walk
 from compll.source import Span
 from tests.compll.differential import check_cpp
+from tests.compll.support import encoder
 
 pytestmark = pytest.mark.heavy  # runs of g++ where the cache is empty
 
@@ -52,3 +54,37 @@ def test_a_length_that_may_wrap_is_not_taken_for_a_longer_one():
         whole = nodes.Const(INT, span, number)
         length = nodes.Binary(INT, span, "*", blocks_in(size, whole), whole)
         assert is_as_long(length, size) == is_longer
+
+
+def test_only_what_is_seen_to_be_as_long_is_taken_for_it():
+    """Else codes would be read behind the end of their field."""
+    span = Span(0, 0)
+    size = nodes.Ref(INT, span, nodes.Var("size", INT, span))
+    five, eight, sixteen = (nodes.Const(INT, span, number) for number in (5, 8, 16))
+    down = nodes.Binary(INT, span, "/", size, sixteen)
+    half = nodes.Binary(INT, span, "*", blocks_in(size, sixteen), eight)
+    for is_longer, *lengths in (
+        (True, size, nodes.Math(INT, span, "max", (five, size))),
+        (False, five, down, half, nodes.Binary(INT, span, "*", down, sixteen)),
+        (False, nodes.Math(INT, span, "max", (five, down))),
+        (False, nodes.Math(INT, span, "min", (size, five))),
+    ):
+        assert all(is_as_long(length, size) == is_longer for length in lengths)
+
+
+@pytest.mark.parametrize(
+    ("length", "is_held"),
+    [
+        *((text, True) for text in ("-7", "n", "max(n, -5)", "min(n, size)", "min(size, n)")),
+        *((text, False) for text in ("size", "7", "max(n, 0)", "max(0, n)", "min(size, 9)")),
+    ],
+)
+def test_lengths_that_may_be_negative_are_held_to_0(length, is_held):
+    """Of others it would be an operation more in every call."""
+    body = f"""int size = gradient.size; int n = size - 100;
+    uint8* v = map(range({length}), [&](int i) -> uint8 {{ return i + 1; }});
+    uint32 count = v.size;
+    out = concat(count, v);"""
+    program = compll.compile_text(encoder(body), "foo")
+    found = [one.function for one in walk(program.encode.sizes[1]) if isinstance(one, nodes.Math)]
+    assert found.count("max") == length.count("max") + is_held

@@ -61,6 +61,17 @@ def test_anything_else_is_refused(given, shown):
     assert found.code == "E506" and f"`{shown}` stands there, on line 7" in found.notes[0]
 
 
+@pytest.mark.parametrize("most", [2**24, 2**24 + 1])
+def test_a_float_keeps_integers_up_to_2_to_the_24(most):
+    given = text("float f = bits; uint32 d = f;", "d").replace("uint8 bits", "uint32 bits")
+    given = given.replace("[1, 8]", f"[0, {most}]")
+    if most == 2**24:
+        assert compll.compile_text(given, "a").decode.fields[0].equals is not None
+        return
+    with pytest.raises(compll.CompileError, match="does not concatenate the parameter"):
+        compll.compile_text(given, "a")
+
+
 def test_a_decode_alone_is_not_compared():
     decode = text()[text().index("void ADecode") :]
     assert compll.compile_text(decode, "a").decode.fields[0].equals is not None

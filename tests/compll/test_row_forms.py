@@ -2,10 +2,13 @@
 """What rows have one operation for (compll/backends/row_forms.py) gives what loops give, and
 nothing else is taken for it."""
 
+import functools
+
+import numpy as np
 import pytest
 
 import compll
-from tests.compll.support import compiled, encoder, gradients
+from tests.compll.support import compiled, encoder, gradients, renamed, together
 
 pytestmark = pytest.mark.heavy  # runs of g++ where the cache is empty
 
@@ -64,12 +67,22 @@ QUANTISERS = {
 }
 
 
+@functools.cache
+def quantisers():
+    """Programs of QUANTISERS, and the library of all."""
+    bodies = {
+        name: QUANTISER.format(**{**PLAIN, **changes}) for name, (changes, _) in QUANTISERS.items()
+    }
+    texts = {name: PARAMS + encoder(body, ", int bits, int size") for name, body in bodies.items()}
+    programs = renamed(texts, "foo")
+    return programs, together(programs.values())
+
+
 @pytest.mark.parametrize("name", QUANTISERS)
 def test_codes_agree(name):
-    changes, lacks = QUANTISERS[name]
-    body = QUANTISER.format(**{**PLAIN, **changes})
-    program = compll.compile_text(PARAMS + encoder(body, ", int bits, int size"), "foo")
-    source = compll.generate(program)["foo.codec.cc"]
+    programs, library = quantisers()
+    program, (_, lacks) = programs[name], QUANTISERS[name]
+    source = compll.generate(program)[f"{program.name}.codec.cc"]
     assert "rows_of_encode1(" in source
     found = {
         "finite": "row_finite(" in source,
@@ -79,7 +92,7 @@ def test_codes_agree(name):
     assert [what for what, is_there in found.items() if not is_there] == lacks.split()
     for bits, size in ((2, 0), (3, 4), (8, 9)):
         reference = compll.Reference(program, bits=bits, size=size)
-        codec = compiled(program, bits=bits, size=size)
+        codec = compiled(program, library, bits=bits, size=size)
         for n in LENGTHS:
             for kind, x in gradients(n).items():
                 expected = reference.encode(x, seed=5, offset=3).tobytes()
@@ -144,3 +157,27 @@ def test_zeros_of_both_signs_are_two_constants():
             if kind == "plain":
                 signs = packet[packet.size - 3 * n :][:n]
                 assert signs.tolist() == [int(g <= 0) for g in x]
+
+
+def test_codes_of_9_to_15_bits_agree():
+    """Of odd widths every second group of four begins in the middle of a byte."""
+    widths = (9, 11, 12, 13, 15)
+    maps = "".join(
+        f"uint<{bits}>* c{bits} = map(gradient, [&](float x) -> uint<{bits}> "
+        f"{{ return abs(x) * {1 << bits} / 4; }});"
+        for bits in widths
+    )
+    names = ", ".join(f"c{bits}" for bits in widths)
+    declared = "".join(f"uint<{bits}>* c{bits};" for bits in widths)
+    total = " + ".join(f"c{bits}[i]" for bits in widths)
+    program = compll.compile_text(
+        f"void WideEncode(float* gradient, uint8* out) {{ {maps} out = concat({names}); }}\n"
+        f"void WideDecode(uint8* packet, float* gradient) {{ {declared} extract(packet, {names});"
+        f"gradient = map(range(gradient.size), [&](int i) -> float {{ return {total}; }}); }}",
+        "wide",
+    )
+    reference, codec = compll.Reference(program), compiled(program)
+    x = np.random.default_rng(1).normal(size=1500).astype(np.float32)
+    packet = reference.encode(x)
+    assert codec.encode(x).tobytes() == packet.tobytes()
+    np.testing.assert_array_equal(codec.decode(packet, x.size), reference.decode(packet, x.size))

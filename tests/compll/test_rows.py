@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions of rows (compll/backends/row_code.py) make what the loops make that they stand for."""
 
+import functools
+import itertools
 import os
 import subprocess
 import sys
@@ -10,7 +12,14 @@ import numpy as np
 import pytest
 
 import compll
-from tests.compll.support import assert_same_floats, compiled, encoder, gradients
+from tests.compll.support import (
+    assert_same_floats,
+    compiled,
+    encoder,
+    gradients,
+    renamed,
+    together,
+)
 
 pytestmark = pytest.mark.heavy  # runs of g++ where the cache is empty
 
@@ -337,19 +346,34 @@ def test_a_field_may_have_fewer_blocks_than_the_gradient(count):
         assert_same_floats(found, expected * 5)
 
 
-@pytest.mark.parametrize("kind", ["uint1", "uint2", "uint<3>", "uint4", "uint8", "uint<width>"])
-@pytest.mark.parametrize("mirror", [0, 1, 3, 7])
+MIRRORS = (0, 1, 3, 7)
+KINDS = ("uint1", "uint2", "uint<3>", "uint4", "uint8", "uint<width>")
+
+
+@functools.cache
+def packed():
+    """Programs of PACKED by kind and mirror, and the library of all."""
+    texts = {}
+    for kind, mirror in itertools.product(KINDS, MIRRORS):
+        text = PACKED.format(kind=kind, mirror=mirror, group=mirror + 1)
+        # In order.
+        text = text.replace("i ^ 0", "i").replace("(gradient.size + 0) / 1 * 1", "gradient.size")
+        texts[kind, mirror] = text
+    programs = renamed(texts, "turn")
+    return programs, together(programs.values())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mirror", MIRRORS)
 def test_groups_the_other_way_round_agree(kind, mirror):
-    text = PACKED.format(kind=kind, mirror=mirror, group=mirror + 1)
-    # In order.
-    text = text.replace("i ^ 0", "i").replace("(gradient.size + 0) / 1 * 1", "gradient.size")
-    program = compll.compile_text(text, "turn")
-    source = compll.generate(program)["turn.codec.cc"]
+    programs, library = packed()
+    program = programs[kind, mirror]
+    source = compll.generate(program)[f"{program.name}.codec.cc"]
     assert (f"mirror_tile<{mirror}>(" in source) == (mirror != 0)
     assert (f", {mirror}>(p_values" in source) == (kind not in ("uint<3>", "uint8"))
     for width in (1, 2, 4, 5, 8) if kind == "uint<width>" else (2,):
         reference = compll.Reference(program, width=width)
-        codec = compiled(program, width=width)
+        codec = compiled(program, library, width=width)
         for n in LENGTHS:
             x = gradients(n)["broken"]
             packet = reference.encode(x)

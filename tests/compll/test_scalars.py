@@ -162,8 +162,10 @@ def test_folding_keeps_bits(kind):
     uint32 one = bitcast<uint32>(1.0);
     lambda_func f = [&](float x) -> float { return min(x, infinity) + two + one; }
     float* v = map(gradient, f);
-    out = concat(infinity, nothing, two, v);""",
-        gradients(50)[kind],
+    uint8* up = map(gradient, [&](float x) -> uint8 { return ceil(x); });
+    uint8* near = map(gradient, [&](float x) -> uint8 { return round(x); });
+    out = concat(infinity, nothing, two, v, up, near);""",
+        gradients(52)[kind],
     )
 
 

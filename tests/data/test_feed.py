@@ -111,6 +111,13 @@ def make(kind, batch_size=2):
     return sharded
 
 
+def rows_of(epoch):
+    """First rows of the batches of an epoch of `make("arrays")`."""
+    dataset = make("arrays")
+    positions_of(dataset)[0].set(epoch)
+    return [int(x[0, 0]) for x, _ in dataset.as_numpy_iterator()]
+
+
 @pytest.mark.parametrize("kind", ["arrays", "dataset", "chained"])
 def test_passes_are_epochs(kind):
     def two():
@@ -205,6 +212,26 @@ def test_a_fit_of_the_same_data_is_taken_up_where_it_counted():
     feed = Feed(dataset)
     feed.begin(0, 0)
     assert positions_of(dataset)[0].next_of_fit == 5
+
+
+def test_a_later_fit_that_is_taken_up_counts_its_own_epochs():
+    """It began with epoch 3 of Keras, when the data had counted 2 epochs further."""
+    dataset = make("arrays")
+    [position] = positions_of(dataset)
+    feed = Feed(dataset, initial_epoch=3)
+    position.offset_of_resumed = 2
+    feed.begin(4, 5)
+    assert position.next_of_fit == 7
+    assert int(next(iter(feed.dataset))[0][0, 0]) == rows_of(6)[5]
+
+
+def test_as_many_steps_as_there_are_batches_are_a_pass():
+    """Then Keras makes a new iterator in each epoch, and it can begin in the middle of any."""
+    dataset = make("arrays")
+    feed = Feed(dataset, steps_per_epoch=6)
+    feed.begin(0)
+    feed.begin(1, 4)
+    assert [int(x[0, 0]) for x, _ in feed.dataset.as_numpy_iterator()] == rows_of(1)[4:]
 
 
 def test_a_cache_behind_a_shuffled_shard_is_refused():

@@ -129,6 +129,10 @@ def test_a_pass_may_begin_while_a_round_is_being_closed():
     done[0] = 2
     position.next_number, position.is_whole = 0, False
     assert seats._begin(position) == (FIRST + 1) * steps + 2
+    # What was read to its end long ago, or by another run, says nothing of where this one is.
+    for number in (0, (FIRST + 1) * steps + 1, 1 << 20):
+        position.next_number, position.is_whole = number, True
+        assert seats._begin(position) == (FIRST + 1) * steps + 2
     done[0] = steps
     seats.skip()
     assert seats._begin(Position()) == (FIRST + 2) * steps

@@ -99,6 +99,27 @@ def test_another_seed_is_another_split():
         assert not np.array_equal(np.sort(one), np.sort(other))
 
 
+@pytest.mark.parametrize(
+    ("text", "level", "expected"),
+    [
+        ("iid", "worker", [[2, 1, 11, 0], [7, 8, 10, 4], [9, 6, 3, 5]]),
+        ("iid", "party", [[8, 11, 0, 2, 1, 7], [6, 3, 10], [9, 4, 5]]),
+        ("class", "worker", [[0, 3, 9, 6], [10, 1, 7, 4], [5, 8, 11, 2]]),
+        ("class", "party", [[4, 1, 6, 3, 0, 9], [7, 11, 10], [8, 2, 5]]),
+        ("class(compat)", "worker", [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]),
+        ("class(compat)", "party", [[0, 3, 6, 9, 1, 4], [7, 10, 2], [5, 8, 11]]),
+        ("dirichlet(5)", "worker", [[11, 1, 6], [8, 10, 9, 3], [4, 5, 7, 2, 0]]),
+        ("dirichlet(5)", "party", [[3, 10, 11, 5, 4, 2, 1], [6, 0, 9], [7, 8]]),
+        ("quantity(1)", "worker", [[11, 1, 2, 8, 10, 5, 7, 0, 9], [4, 3], [6]]),
+        ("quantity(1)", "party", [[10, 11, 7, 5, 4, 1, 8, 0, 9, 2], [6], [3]]),
+    ],
+)
+def test_parts_stay_what_they_are(text, level, expected):
+    """A run that is taken up by a newer version goes on with the same rows."""
+    found = splits.parts(np.arange(12) % 3, splits.parse(text), [1, 2], seed=7, level=level)
+    assert [part.tolist() for part in found] == expected
+
+
 def test_a_worker_without_samples_is_named():
     with pytest.raises(
         ConfigError, match=r"none for worker 3 of 4, with 3 rows.*take more rows, or"

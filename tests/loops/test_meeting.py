@@ -130,6 +130,19 @@ def test_shares(weighting, parties, workers):
     assert meeting.worker_shares(1) == [1.0]
 
 
+@pytest.mark.parametrize(
+    ("weighting", "parties"),
+    [("samples", [0.875, 0.125]), ("uniform", [0.5, 0.5]), ("workers", [2 / 3, 1 / 3])],
+)
+def test_rows_of_meetings_of_a_party_alone_count_over_parties(weighting, parties):
+    from tf_hips.loops.meeting import Told
+
+    idle = Told(0, 0, before=8)  # since the last meeting of its party
+    meeting = _meeting([[Told(2, 16, before=32), idle], [Told(4, 8)]], weighting)
+    assert meeting.party_shares() == pytest.approx(parties)
+    assert meeting.worker_shares(0) == [1.0, 0.0]
+
+
 def test_who_stands_for_nothing():
     from tf_hips.loops.meeting import Told
 

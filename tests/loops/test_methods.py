@@ -240,6 +240,12 @@ def test_steps_by_what_momentum_makes_of_them():
     assert methods.effective_steps(6) == 6.0
 
 
+def test_one_step_in_the_first_rounds_and_more_later():
+    from tf_hips.loops import PostLocal
+
+    assert [PostLocal(steps=8, after=3)(number) for number in range(5)] == [1, 1, 1, 8, 8]
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [("SGD", {"momentum": 0.9}), ("SGD", {"momentum": 0.9, "nesterov": True}),
@@ -293,6 +299,8 @@ def test_who_takes_part():
     assert chosen != [methods.sampled(8, number, 10, 3) for number in range(200)]
     often = [sum(member in one for one in chosen) for member in range(10)]
     assert min(often) > 30 and max(often) < 90
+    # All members compute it for themselves, whatever their version, and after a resume again.
+    assert [sorted(one) for one in chosen[:3]] == [[1, 8, 9], [1, 3, 4], [4, 6, 9]]
     assert [methods.number_chosen(share, 10) for share in (0.01, 0.25, 1.0, 4, 20)] == [
         1, 3, 10, 4, 10,
     ]  # fmt: skip

@@ -60,7 +60,16 @@ def _hfa(run, worker):
         strategy, {"class_name": "SGD", "config": {"learning_rate": 0.1, "momentum": 0.9}}
     )
     loop = HFA(model, strategy, local_steps=3, party_rounds=2)
+    befores, next_round = [], loop.next_round
+
+    def noted():
+        befores.append(loop._before)
+        next_round()
+
+    loop.next_round = noted
     told = _meetings(loop, *training.data(12 * 8, seed=worker), batch_size=8)
+    # Rows that count in the next mean over parties, with those since: of no meeting before.
+    assert befores[:4] == [3 * 8, 0, 3 * 8, 0]
     assert np.isfinite(model.evaluate(*training.data(16), verbose=0))
     strategy.close()
     return told

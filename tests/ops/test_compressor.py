@@ -172,6 +172,7 @@ def test_words_stand_for_numbers() -> None:
         ("error_feedback()", "must wrap one codec"),
         ("error_feedback(error_feedback(onebit))", "must wrap one codec"),
         ("error_feedback(onebti)", "did you mean 'onebit'"),
+        ("error_feedback(error_feedback_of_mine)", "must be one of .* 'error_feedback_of_mine'"),
     ],
 )
 def test_bad_texts(text: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,6 +85,8 @@ def test_what_it_promises_is_what_both_keep() -> None:
     assert parse(TEXT).of_size(3).state_names == ()
     assert parse("terngrad").is_unbiased
     assert not parse("mixed(terngrad, below=3)").is_unbiased
+    assert parse("natural").rounds_each
+    assert not parse("mixed(natural, below=3)").rounds_each
 
 
 @pytest.mark.parametrize(

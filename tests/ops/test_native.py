@@ -55,6 +55,8 @@ def test_wrong_arguments() -> None:
         native.encode(feedback, x, KEY, kept=frozen)
     with pytest.raises(ValueError, match="`out` must be writable and have at least 26 bytes"):
         native.encode(onebit(), x, KEY, out=np.zeros(25, np.uint8))
+    with pytest.raises(ValueError, match=r"at least 26 bytes\. Received: 26, writable=False"):
+        native.encode(onebit(), x, KEY, out=np.frombuffer(bytes(26), np.uint8))
     packet = native.encode(onebit(), x, KEY)
     with pytest.raises(ValueError, match="`add` must come with `out`"):
         native.decode(onebit(), packet, 16, add=True)

@@ -140,6 +140,25 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
     g = np.ones(8, np.float32)
     with pytest.raises(ValueError, match="must have 8 elements"):
         updates.add_scaled(g, g[:7].copy(), 1.0)
+    short = g[:7].copy()
+    adam = {"rate": 1.0, "beta_1": 0.9, "beta_2": 0.9, "epsilon": 1e-8}
+    yogi = {"rate": 1.0, "beta_1": 0.9, "beta_2": 0.9, "tau": 1e-3, "kind": SecondMoment.YOGI}
+    delay = {"rate": 1.0, "strength": 1.0, "decay": 0.9, "epsilon": 1e-8}
+    for call in (
+        lambda: updates.add_scaled(g, g, 1.0, short),
+        lambda: updates.momentum(g, short, rate=1.0, beta=0.9, nesterov=False),
+        lambda: updates.adam(g, short, g, **adam),
+        lambda: updates.adam(g, g, short, **adam),
+        lambda: updates.adaptive(g, short, g, **yogi),
+        lambda: updates.adaptive(g, g, short, **yogi),
+        lambda: updates.delayed(g, short, g, g, **delay),
+        lambda: updates.delayed(g, g, short, g, **delay),
+        lambda: updates.delayed(g, g, g, short, **delay),
+        lambda: updates.mix(g, short, g, alpha=0.5),
+        lambda: updates.mix(g, g, short, alpha=0.5),
+    ):
+        with pytest.raises(ValueError, match=r"must have 8 elements.* Received: 7"):
+            call()
     with pytest.raises(TypeError, match="contiguous float32"):
         updates.scale(np.ones(8), 1.0)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="contiguous float32"):

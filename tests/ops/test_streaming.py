@@ -35,8 +35,9 @@ def test_large_decodes_and_merges_are_those_of_their_chunks(compressor: Compress
         around = np.concatenate([room[: first + skew], room[first + skew + N :]])
         assert np.isnan(around).all()
         total = room[first + skew : first + skew + N]
-        # One added by itself, and four that are added in one loop.
-        native.merge(compressor, [packets] * 5, N, out=total)
-        np.testing.assert_array_equal(total, sum([expected] * 5, start=np.zeros(N, np.float32)))
+        # One added by itself, and four that are added in one loop; or only such, or no such loop.
+        count = {1: 3, 5: 4}.get(skew, 5)
+        native.merge(compressor, [packets] * count, N, out=total)
+        np.testing.assert_array_equal(total, sum([expected] * count, start=np.zeros(N, np.float32)))
         around = np.concatenate([room[: first + skew], room[first + skew + N :]])
         assert np.isnan(around).all()

@@ -146,6 +146,22 @@ def test_a_round_counts_once_and_is_answered_again() -> None:
         lane.weigh(1, 1, 2.0)
 
 
+def test_a_packet_that_comes_over_two_connections_at_once_counts_once() -> None:
+    """The second one comes while the first one is decoded, without the lock."""
+    store = store_of("dc_asgd")
+    packet, decode, news = packet_of(FEEDBACK, 1, 0, 0), store._decoded, []
+
+    def decoding(*arguments: Any) -> Any:
+        store._decoded = decode  # type: ignore[method-assign]
+        news.append(store.of(1).add(0, 1, [(0, packet)]))
+        return decode(*arguments)
+
+    store._decoded = decoding  # type: ignore[method-assign]
+    news.append(store.of(1).add(0, 1, [(0, packet)]))
+    assert news == [1, 0]
+    assert store._moved[0].version == 1
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_what_is_refused_changes_nothing(rule: str) -> None:
     order = schedule(12)

@@ -24,12 +24,16 @@ from tests.ps.parties import (
     together,
     train_all,
 )
+from tests.ps.served import TERMS, Served, accepted, rounds
 from tests.support.certs import Certificates
 from tests.support.eventually import eventually
 from tf_hips.errors import PeerError, ProtocolError
 from tf_hips.ps.server.server import Server
+from tf_hips.ps.session.members import Caller
+from tf_hips.ps.session.waiting import Wait
 from tf_hips.ps.terms.model import Model
 from tf_hips.ps.terms.past import Past
+from tf_hips.ps.terms.recorder import Kind
 
 pytestmark = pytest.mark.heavy  # servers start in most of these
 
@@ -297,6 +301,59 @@ def test_a_backup_must_be_of_this_run(certificates: Certificates) -> None:
         a.client._welcome = dataclasses.replace(a.client._welcome, session="another")
         with pytest.raises(ProtocolError, match="must be of this run"):
             a.client.backed_up(1, 0)
+
+
+def test_backups_only_go_on(tmp_path: Path) -> None:
+    """Each one is a record: one that goes to and fro would fill the disk."""
+    with Served(tmp_path) as one:
+        one.join()
+        one.agree()
+        one.deliver(rounds(0, 4))
+        for number in range(2):
+            one.gather(number, 0, b"", wait=False)
+            one.gather(number, 1, b"", wait=True)
+
+        def back_up(number: int, gather: int) -> None:
+            one.session.back_up(one.caller(0), one.session.token, number, gather)
+
+        back_up(4, 1)
+        for told in ((2, 1), (4, 1), (5, 0), (1, 2), (3, 1)):
+            back_up(*told)
+        assert one.session._state.members.children[0].backup == (4, 1)
+        back_up(4, 2)
+        for told in ((-1, 0), (4, -1)):
+            with pytest.raises(ProtocolError, match="A backup must be of this run"):
+                back_up(*told)
+        assert one.session._recorder.settle() is None
+        kept = [fields for kind, fields in accepted(tmp_path) if kind == Kind.BACKED_UP]
+        assert [(one["round"], one["number"]) for one in kept] == [(4, 1), (4, 2)]
+
+
+def test_of_two_that_come_back_at_once_one_takes_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Served(tmp_path) as one:
+        one.join()
+        one.agree()
+        session, call = one.session, one.caller(0)
+        waits = []
+
+        def until(caller: Caller, wait: Wait) -> None:
+            """The one before goes, and the other one that waits for that wakes first."""
+            assert not wait.is_ready()
+            waits.append(caller.patience_s)
+            session._presence.depart(0, call)
+            session._state.take_back(0, "first")
+            assert wait.is_ready()
+
+        monkeypatch.setattr(session._waiting, "until", until)
+        with session.changed:
+            session._presence.arrive(0, call)
+        second = dataclasses.replace(one.caller(0, "second"), patience_s=600.0)
+        with pytest.raises(ProtocolError, match="another process"):
+            session.join(second, 2, *one.texts, 7, None)
+        assert waits == [TERMS.lost_after_s / 2]  # a broken connection is noticed by then
+        assert session._state.members.children[0].process == "first"
 
 
 def test_a_party_comes_back_to_all_of_several_servers(certificates: Certificates) -> None:

@@ -225,6 +225,38 @@ def test_a_result_is_told_when_its_packets_are_durable(
         assert first.results(0) == undisturbed(0, first.texts)[0]
 
 
+def test_first_weights_are_told_when_they_are_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before that, the server would get others of child 0, and another child has these."""
+    may_go, content = threading.Event(), bytes(range(256)) * 20
+    sync = os.fdatasync
+
+    def slow(descriptor: int) -> None:
+        assert may_go.wait(30)
+        sync(descriptor)
+
+    with Served(tmp_path) as first:
+        first.join()
+        first.agree()
+        recorder = first.session._recorder
+        assert recorder.settle() is None
+        monkeypatch.setattr(journals.os, "fdatasync", slow)
+        settle = recorder.settle
+
+        def let_go() -> str | None:
+            may_go.set()
+            return settle()
+
+        first.session.begin_sync(first.caller(0), ["<f4[1280]"], len(content))
+        first.session.upload(first.caller(0), 0, content)
+        monkeypatch.setattr(recorder, "settle", let_go)
+        told = first.session.download(first.caller(1), 0)
+        begin = next(told)
+        assert may_go.is_set()
+        assert begin + b"".join(told) == content
+
+
 def test_a_refusal_is_told_when_its_packets_are_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,6 +133,19 @@ def test_gathers_of_a_few_bytes_are_bounded_too() -> None:
     assert sorted(gathers._gathers) == list(range(gathers.oldest, 300))
 
 
+def test_answers_that_are_restored_count() -> None:
+    """Those of a server above are larger than what went up: the limit is of both."""
+    gathers = Gathers(1, 100, 10_000)
+    gathers.shape([None], is_passed_up=True)
+    for number in range(8):
+        gathers.restore(0, number, "x", memoryview(b"1"))
+    for number in range(8):
+        gathers.take_answer(number, [bytes(3000)])
+    gathers.restore(0, 8, "x", memoryview(b"1"))
+    assert sorted(gathers._gathers) == [5, 6, 7, 8]
+    assert gathers._past_bytes == sum(gathers._gathers[number].num_bytes for number in (5, 6))
+
+
 def test_memory_is_bounded_whatever_a_child_does() -> None:
     limit = 5000
     gathers = Gathers(2, limit, 3 * limit)

@@ -78,13 +78,16 @@ def test_what_was_settled_is_read_again(folder: Folder) -> None:
     assert (recovery.num_records, recovery.cut_bytes) == (len(KEPT), 0)
 
 
-def test_files_are_private(folder: Folder) -> None:
+def test_files_are_private(tmp_path: Path) -> None:
+    (tmp_path / FACTS.run).mkdir(mode=0o755)  # one that was there is made so
+    folder = Folder(tmp_path, FACTS)
     journal = started(Journal.begin(folder))
     fill(journal)
     journal.close()
     assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.path.iterdir()}
     assert modes == {"lock": 0o600, "journal-000001": 0o600}
+    folder.close()
 
 
 @pytest.mark.heavy

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.eventually import eventually
 from tf_hips.config import Uplink
-from tf_hips.errors import PacketError
+from tf_hips.errors import PacketError, PeerError
 from tf_hips.ps.client.client import Client
 from tf_hips.ps.client.link import Link
 from tf_hips.ps.server.server import Server
@@ -84,6 +84,36 @@ def test_a_connection_is_closed_where_its_bytes_cannot_be_counted(
             with pytest.raises(OSError, match="Too many open files"):
                 link.close()
         assert [is_closed(channel) for channel in channels] == [True]
+
+
+def test_a_server_that_keeps_no_run_is_not_looked_for_where_nobody_listens() -> None:
+    with linked() as link:
+        host, port = link._address
+    link = Link(Uplink(f"{host}:{port}", "a"), (host, port), None, "run", "process")
+    with contextlib.closing(link), pytest.raises(PeerError, match="Nothing listens") as caught:
+        link.expect()
+        link.control("Leave", b"", 10 * DEADLINE_S, comes_back=False)
+    assert "Tried for" not in str(caught.value)
+
+
+def test_connecting_and_answer_have_one_time_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[float] = []
+
+    def call(_: bytes, *, timeout: float, metadata: object) -> bytes:
+        del metadata
+        left.append(timeout)
+        return b"answer"
+
+    def stub(*_: object) -> Any:
+        threading.Event().wait(0.2)  # for a connection
+        return call
+
+    with linked() as link:
+        monkeypatch.setattr(link, "stub", stub)
+        assert link.once("Terms", b"", 0, 1.0) == b"answer"
+        assert link.once("Terms", b"", 0, 0.1) == b"answer"
+    assert 0.0 < left[0] <= 0.8
+    assert 0.0 < left[1] < 0.01  # 0 would be no limit
 
 
 def test_a_watch_that_fails_is_begun_again(

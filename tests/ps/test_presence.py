@@ -18,9 +18,11 @@ from tests.ps.relay import Relay
 from tests.support.certs import Certificates
 from tests.support.eventually import eventually
 from tf_hips.errors import PeerError
-from tf_hips.ps.client.link import Link, Patience
+from tf_hips.ps.client.link import Link
+from tf_hips.ps.client.patience import Patience
 from tf_hips.ps.server.foreground import serve
 from tf_hips.ps.server.server import Server, ServerConfig
+from tf_hips.ps.session.presence import Presence
 from tf_hips.ps.terms.weights import cut_weights
 
 pytestmark = pytest.mark.heavy  # these wait for what is lost
@@ -232,6 +234,23 @@ def test_first_weights_that_stand_still_are_given_up(
             together(lambda: upload(a), lambda: download(b))
         finally:
             given_up.set()
+
+
+def test_who_came_back_while_its_timer_waited_for_the_lock_is_not_lost() -> None:
+    changed, lost = threading.Condition(), list[int]()
+    presence, call = Presence(changed, 60.0, lost.append), object()
+    with changed:
+        presence.expect([0])
+        late = presence._timers[0]
+        presence.arrive(0, call)
+    presence._time_is_up(0, late)
+    with changed:
+        presence.depart(0, call)
+    presence._time_is_up(0, late)
+    assert lost == []
+    presence._time_is_up(0, presence._timers[0])
+    assert lost == [0]
+    presence.stop()
 
 
 def test_patience_is_renewed_by_progress() -> None:

@@ -186,22 +186,30 @@ def encoded_alone(store: Any, number: int, sums: list[np.ndarray]) -> list[bytes
     return [packet.tobytes() for _, packet in sorted(store.results(number, 0)[1])]
 
 
-def test_means_are_over_those_that_count() -> None:
+@pytest.mark.parametrize("says", [True, False])
+def test_means_are_over_those_that_count(says: bool) -> None:
+    """Who says no weight stands for 1."""
     with Run(FIXED, rule="mean").begin() as run:
-        weights = {0: 1.0, 1: 5.0, 2: 2.0}
+        weights = {0: 1.0, 1: 5.0, 2: 2.0} if says else dict.fromkeys(range(3), 1.0)
+        late = 4.0 if says else 1.0
+
+        def deliver(child: int, number: int, weight: float) -> None:
+            run.deliver(child, number, weight=weight if says else None)
+
         for child, weight in weights.items():
-            run.deliver(child, 0, weight=weight)
+            deliver(child, 0, weight)
         for child in (0, 1):
-            run.deliver(child, 1, weight=weights[child])
+            deliver(child, 1, weights[child])
         run.clock.advance(1.0)
         found = decoded("fp32", run.results(0, 1) or [])
-        for one, expected in zip(found, oracle_mean(1, {0: 1.0, 1: 5.0}, {}), strict=True):
+        wanted = oracle_mean(1, {child: weights[child] for child in (0, 1)}, {})
+        for one, expected in zip(found, wanted, strict=True):
             np.testing.assert_allclose(one, expected, rtol=2e-6, atol=2e-6)
-        run.deliver(2, 1, weight=4.0)
+        deliver(2, 1, late)
         for child in (0, 1, 2):
-            run.deliver(child, 2, weight=weights[child])
+            deliver(child, 2, weights[child])
         found = decoded("fp32", run.results(2, 2) or [])
-        wanted = oracle_mean(2, weights, {(2, 1): 4.0})
+        wanted = oracle_mean(2, weights, {(2, 1): late})
         for one, expected in zip(found, wanted, strict=True):
             np.testing.assert_allclose(one, expected, rtol=2e-6, atol=2e-6)
 

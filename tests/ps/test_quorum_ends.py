@@ -2,10 +2,11 @@
 """When a run with a quorum is over, and what adaptive deadlines know after a restart."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.ps.quorums import Run, oracle_sum
+from tests.ps.quorums import PATIENCE_S, Run, oracle_sum
 from tests.ps.test_quorum import same
 from tf_hips.ps.disk import durable
 from tf_hips.ps.terms.quorum import RETURN_S, Quorum
@@ -57,6 +58,19 @@ def test_one_of_a_quorum_of_one_ends_the_run_by_leaving() -> None:
         assert run.session.is_over
 
 
+def test_where_too_few_are_to_come_who_has_left_is_needed() -> None:
+    """Else who waits for it would not hear of it, and wait until its patience is over."""
+    with Run(Quorum(2, 1.0)).begin() as run:
+        run.rounds(0, 0)
+        closing = run.session._closing
+        assert closing is not None
+        children = run.session.state.members.children
+        children[2].has_left = True
+        assert closing.needed([1, 2]) == [1]
+        children[1].has_left = True
+        assert closing.needed([1, 2]) == [1, 2]
+
+
 @pytest.mark.parametrize("has_snapshots", [False, True])
 def test_adaptive_deadlines_outlive_their_server(
     tmp_path: Path, has_snapshots: bool, monkeypatch: pytest.MonkeyPatch
@@ -72,16 +86,24 @@ def test_adaptive_deadlines_outlive_their_server(
                 run.deliver(child, number)
                 run.clock.advance(0.25 * (1 + child))
         assert run.session._closing is not None
+        run.rounds(6, 6, (0, 1))
+        run.clock.advance(100.0)
+        run.deliver(2, 6)
+        assert run.results(2, 6) is not None  # it has arrived, after the round was closed
+        if has_snapshots:  # that of round 6 was written, and that of round 7 begins
+            recorder: Any = run.session._recorder
+            recorder._writer.join(PATIENCE_S)
+        run.rounds(7, 7)
         offsets = list(run.session._closing._arrivals._offsets)
         deadline_s = run.session.describe()["deadline_s"]
         second = run.killed(tmp_path / "second")
-    assert len(offsets) == 18
+    assert len(offsets) == 18 + 3 + 3
     with Run(quorum, base=second) as run:
         assert run.session._closing is not None
         assert list(run.session._closing._arrivals._offsets) == offsets  # each once
         assert run.session.describe()["deadline_s"] == deadline_s
         # So one that does not come holds nobody up for longer, but for the time to come back.
-        for number, more_s in ((6, RETURN_S), (7, 0.0)):
+        for number, more_s in ((8, RETURN_S), (9, 0.0)):
             run.deliver(0, number)
             run.deliver(1, number)
             due_s = run.session.describe()["deadline_s"] + more_s

@@ -2,13 +2,16 @@
 """What a server that is restored knows of absent children, and what it does not."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.ps.quorums import MODEL, Run
+from tests.ps.quorums import MODEL, PATIENCE_S, SHAPES, Run
+from tests.ps.served import accepted
 from tf_hips.ps.disk import durable
 from tf_hips.ps.rounds.partial import MOST_BEGUN, Partial
 from tf_hips.ps.terms.quorum import NEXT, Quorum
+from tf_hips.ps.terms.recorder import Kind
 
 
 def test_a_lost_child_that_a_restored_server_hears_is_lost_when_it_goes_again(
@@ -118,6 +121,70 @@ def test_a_child_has_few_late_updates_that_it_never_finishes(
         run.deliver(2, last - 1)
         close(run, last + 2)
         assert run.told("closed")[-1]["late"] == [["c", last - 1]]
+
+
+def told(run: Run) -> dict[str, Any]:
+    """What a server must know again of those who are late, lost or back."""
+    state = run.session.state
+    missed, late = partial_of(run).kept()
+    return {
+        "children": [
+            (one.process, one.num_returns, one.is_lost, one.has_left, one.backup)
+            for _, one in sorted(state.members.children.items())
+        ],
+        "gathers": state.gathers.closed(),
+        "late": [(key, one.weight, sorted(one.packets)) for key, one in late],
+        "missed": [(child, [tuple(one) for one in spans]) for child, spans in missed],
+    }
+
+
+def test_all_that_is_known_of_children_outlives_a_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is looked at here is in the snapshot alone: no journal since says it."""
+    monkeypatch.setattr(durable, "SNAPSHOT_AFTER_BYTES", 0)
+    monkeypatch.setattr(durable, "SNAPSHOT_AFTER_SNAPSHOTS", 0)
+    first, quorum = tmp_path / "first", Quorum(2, 1.0, late=NEXT)
+    first.mkdir()
+    with Run(quorum, base=first, rule="mean").begin() as run:
+        recorder: Any = run.session._recorder
+        run.rounds(0, 0)
+        for child in (0, 1):
+            run.session.back_up(run.caller(child), run.session.token, 1, 0)
+        with run.session.changed:
+            run.session._lose(2)
+        run.processes[2] = "another"
+        run.join(2)
+        run.session.agree_model(run.caller(2), SHAPES)
+        for child in (0, 1):
+            run.gather(child, 0, bytes([child]))
+        run.clock.advance(1.0)
+        for number, chunks, weight in ((1, [0], 3.0), (2, [], 5.0)):
+            for child in (0, 1):
+                run.deliver(child, number, weight=1.0)
+            run.clock.advance(1.0)
+            run.deliver(2, number, chunks=chunks, weight=weight)  # late, and not whole
+        with run.session.changed:
+            run.session._lose(2)
+        recorder._writer.join(PATIENCE_S)  # while it writes, no other one begins
+        run.deliver(0, 3, weight=1.0)
+        expected = told(run)
+        second = run.killed(tmp_path / "second")
+    assert expected == {
+        "children": [
+            ("p0", 0, False, False, (1, 0)),
+            ("p1", 0, False, False, (1, 0)),
+            ("another", 1, True, False, None),
+        ],
+        "gathers": [(0, [0, 1])],
+        "late": [((2, 1), 3.0, [0]), ((2, 2), 5.0, [])],
+        "missed": [(2, [(1, 3)])],
+    }
+    assert list(second.glob("state/job/snapshot-*"))
+    assert not {Kind.LOST, Kind.LATE, Kind.MISSED} & {kind for kind, _ in accepted(second)}
+    with Run(quorum, base=second, rule="mean") as run:
+        assert run.is_restored
+        assert told(run) == expected
 
 
 def test_of_weights_without_packets_the_newest_is_kept(

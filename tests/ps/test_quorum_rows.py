@@ -97,6 +97,24 @@ def test_a_lost_child_has_time_to_come_back_while_another_says_it_has_no_row() -
         assert not run.session.is_over
 
 
+def test_who_is_there_again_is_awaited_whoever_says_that_it_has_no_row() -> None:
+    """Nothing is known of its row yet, so that nobody's is missing for good."""
+    quorum = Quorum(4, 1.0, late=DROP, below_s=30.0)
+    with Run(quorum, rule="median(f=1)", sites=tuple("abcdef")).begin() as run:
+        run.rounds(0, 0, range(6))
+        for child, weight in ((0, None), (1, None), (2, 0.0), (3, 0.0)):
+            run.deliver(child, 1, weight=weight)
+        for child in (4, 5):
+            with run.session.changed:
+                run.session._lose(child)
+        run.clock.advance(1.0)
+        assert run.told("below_quorum")
+        run.processes[4] = "another"
+        assert run.join(4)["is_back"]
+        run.clock.advance(100.0)
+        assert not run.session.is_over
+
+
 def test_who_says_it_has_no_row_is_not_there_and_is_named_when_the_run_ends() -> None:
     with without_c() as run:
         run.clock.advance(31.0)

@@ -11,6 +11,7 @@ def test_a_peer_is_turned_away_for_the_rest_of_a_period() -> None:
     assert refusals.wait_s("a") == 0
     now[0] = 110.0
     assert refusals.note("a")  # the last one that is heard
+    assert not refusals.note("a")  # one of a call that had begun before: no second line of log
     assert refusals.wait_s("a") == 50
     assert refusals.wait_s("b") == 0
     now[0] = 159.5
@@ -23,8 +24,10 @@ def test_a_peer_is_turned_away_for_the_rest_of_a_period() -> None:
 
 def test_memory_is_bounded_and_the_newest_stay() -> None:
     refusals = Refusals(limit=1, period_s=60, clock=lambda: 0.0)
-    for number in range(5000):
+    for number in range(4700):
+        if number % 600 == 0:
+            refusals.note("again")  # others were refused longer ago
         refusals.note(str(number))
-    assert refusals.wait_s("4999") == 60
+    assert refusals.wait_s("4699") == refusals.wait_s("again") == 60
     assert refusals.wait_s("0") == 0
     assert len(refusals._peers) == 1024

@@ -2,6 +2,7 @@
 """Synchronous update rules: texts, values beside plain NumPy, refusals, weights, agreement."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -116,9 +117,12 @@ def store_of(text: str, **settings: Any) -> Store:
     return Store(MODEL, SITES, FP32, FP32, 7, updates=updates, **settings)
 
 
+@functools.cache  # most of what a test of a rule takes
 def gradient(number: int, child: int, chunk: int) -> Floats:
     generator = np.random.default_rng((number, child, chunk))
-    return generator.standard_normal(MODEL.chunks[chunk].size, np.float32)
+    values = generator.standard_normal(MODEL.chunks[chunk].size, np.float32)
+    values.flags.writeable = False
+    return values
 
 
 def packet(values: Floats) -> npt.NDArray[np.uint8]:

@@ -357,7 +357,13 @@ def test_more_rows_than_passes_over_memory_take_are_refused_at_the_start(text: s
     # Where it begins is one more.
     assert "bears 1023 rows" in str(rules.robust.why_not("centred_clipping(f=1)", 1024, "fp32"))
     assert rules.robust.why_not("centred_clipping(f=1)", 1023, "fp32") is None
-    rows = np.ones((1023, 2), np.float32)
+    rows = np.ones((1024, 2), np.float32)
+    for reference in (None, rows[0]):
+        with pytest.raises(ToleranceError, match=r"bears 1023 rows at most. Received: n=1024"):
+            robust.centred_clipping().run(rows, reference=reference)
+    with pytest.raises(ToleranceError, match=r"bears 1024 rows at most. Received: n=1025"):
+        robust.median().run(np.ones((1025, 2), np.float32))
+    rows = rows[:1023]
     found = robust.centred_clipping(f=1).run(rows, reference=np.zeros(2, np.float32))
     np.testing.assert_allclose(found.vector, 1.0, rtol=1e-5)
 

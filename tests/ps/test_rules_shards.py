@@ -30,8 +30,9 @@ def test_steps_are_the_same_for_any_number_of_servers(
     assert len(set(results[0])) == 4
 
 
-@pytest.mark.parametrize("rule", ["dc_asgd(adaptive=True)", "fedbuff(3)"])
-@pytest.mark.parametrize("text", [FEEDBACK, MIXED])
+@pytest.mark.parametrize(
+    ("rule", "text"), [("dc_asgd(adaptive=True)", FEEDBACK), ("fedbuff(3)", MIXED)]
+)
 def test_answers_are_the_same_for_any_number_of_servers(
     certificates: Certificates, rule: str, text: str
 ) -> None:

@@ -189,6 +189,90 @@ def test_a_journal_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert largest < 2 * max(4000, 4 * snapshot) + 3 * snapshot
 
 
+def test_a_journal_grows_to_four_snapshots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large model would be written anew after a few rounds; also by a server that is restored."""
+    monkeypatch.setattr(durable, "SNAPSHOT_AFTER_BYTES", 0)
+    sizes: list[tuple[int, int]] = []
+    rotate = journals.Journal.rotate
+
+    def rotating(self: journals.Journal) -> tuple[int, int]:
+        sizes.append((self.grown_bytes, recorder._snapshot_bytes))
+        return rotate(self)
+
+    monkeypatch.setattr(journals.Journal, "rotate", rotating)
+    with Served(tmp_path / "first") as first:
+        recorder: Any = first.session._recorder
+        first.join()
+        first.agree()
+        number = 0
+        while len(sizes) < 3:
+            assert number < 60
+            first.begin(number)
+            finished(first)
+            first.deliver(rounds(number, number))
+            number += 1
+        first.killed(tmp_path / "second")
+        written = recorder._snapshot_bytes
+    assert sizes[0][1] == 0  # there was none
+    for grown, snapshot in sizes[1:]:
+        assert 0 < 4 * snapshot < grown
+    with Served(tmp_path / "second") as second:
+        assert second.session._recorder._snapshot_bytes == written  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("eager")
+def test_older_journals_go_when_the_past_is_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds that parties may come back to could be made again from them, and from nothing else."""
+    seen: list[tuple[bool, int]] = []
+    finish = journals.SnapshotWriter.finish
+    with Served(tmp_path) as first:
+        first.join()
+        first.agree()
+        archive = first.session._state.archive
+
+        def finishing(writer: journals.SnapshotWriter) -> None:
+            past: Any = first.session.store.past  # type: ignore[union-attr]
+            seen.append((past.has(first.session.store.round - 2), len(past._unsynced)))  # type: ignore[union-attr]
+            finish(writer)
+
+        def archive_for_a_snapshot() -> None:
+            if threading.current_thread().name == "tf_hips-snapshot":
+                archive()
+
+        monkeypatch.setattr(journals.SnapshotWriter, "finish", finishing)
+        monkeypatch.setattr(first.session._state, "archive", archive_for_a_snapshot)
+        for number in range(4):
+            first.begin(number)
+            finished(first)
+            first.deliver(rounds(number, number))
+    assert seen == [(False, 0), (True, 0), (True, 0)]
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_snapshot_that_is_written_buys_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Merges wait for it, and calls for these: a large one may take longer than they wait."""
+    moves: list[int] = []
+    add = journals.SnapshotWriter.add
+
+    def counting(self: journals.SnapshotWriter, kind: int, pieces: list[wire.Buffer]) -> None:
+        moves.append(first.session.moves.count)
+        add(self, kind, pieces)
+
+    monkeypatch.setattr(journals.SnapshotWriter, "add", counting)
+    with Served(tmp_path) as first:
+        first.join()
+        first.agree()
+        first.deliver(rounds(0, 0))
+        first.begin(1)
+        finished(first)
+    assert len(moves) > len(MODEL.chunks)
+    assert moves == list(range(moves[0], moves[0] + len(moves)))
+
+
 def full(descriptor: int, pieces: list[memoryview]) -> int:
     raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -55,6 +55,27 @@ def test_clients_of_one_server_connect_one_after_the_other() -> None:
             assert (one.read().sent, other.read().sent) == (3, 0)
 
 
+def test_a_socket_that_leads_where_no_name_server_said_is_counted() -> None:
+    """As where `localhost` is ::1 to gRPC alone. Of two new ones neither is taken."""
+
+    class Astray(Meter):
+        def _resolve(self) -> set[tuple[str, int]]:
+            return {("192.0.2.1", self._port)}
+
+    with listening() as address, listening() as further, contextlib.ExitStack() as stack:
+        meter, other = Astray(*address), Astray(*further)
+
+        def send(where: tuple[str, int]) -> None:
+            stack.enter_context(socket.create_connection(where)).sendall(b"abc")
+
+        with meter.connecting():
+            send(address)
+        with other.connecting():
+            send(further)
+            send(further)
+        assert (meter.read().sent, other.read().sent) == (3, 0)
+
+
 def test_a_silent_server_keeps_nobody_from_connecting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sockets, "_TURN_WAIT_S", 0.05)
     monkeypatch.setattr(sockets, "_SCAN_WAIT_S", 0.05)

@@ -4,11 +4,14 @@
 import itertools
 import json
 import random
+from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.ps.quorums import Run
 from tf_hips.ps.rounds.partial import Partial
+from tf_hips.ps.terms.quorum import NEXT, Quorum
 from tf_hips.ps.terms.spans import Spans
 
 
@@ -63,4 +66,30 @@ def test_late_updates_of_rounds_that_are_kept_no_more_are_forgotten() -> None:
     partial.take(1, 1, 1, np.zeros(1, np.uint8))  # whole: it counts in the next round
     partial.forget_before(2)
     assert [key for key, _ in partial.kept()[1]] == [(1, 1), (1, 2)]
+    partial.forget_before(9)
     assert partial.pending == [(1, 1)]
+    assert set(partial.claim([(1, 1)])) == {(1, 1)}
+    for number in range(10, 14):
+        partial.miss(number, {1: {}}, {})
+        partial.take(number, 1, 0, np.zeros(1, np.uint8), position=number)
+    assert partial.was_dropped(10, 1)
+    partial.forget_before(14)
+    assert not partial.was_dropped(10, 1)
+    assert not partial._positions and not partial._late
+
+
+def test_late_updates_of_rounds_that_are_past_take_no_memory() -> None:
+    """Where they are never finished, and nobody asks for those rounds any more."""
+    with Run(Quorum(2, 1.0, late=NEXT), past_bytes=0).begin() as run:
+        run.rounds(0, 0)
+        for number in range(1, 8):
+            run.rounds(number, number, (0, 1))
+            if number == 1:
+                run.deliver(2, 1, chunks=[0])
+            run.clock.advance(1.0)
+        run.deliver(0, 8)
+        store: Any = run.session.store
+        missed, late = store.partial.kept()
+        assert store.oldest > 1
+        assert late == []
+        assert min(begin for _, spans in missed for begin, _ in spans) >= store.oldest

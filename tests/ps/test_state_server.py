@@ -4,11 +4,13 @@
 import contextlib
 import datetime
 import json
+import shutil
 import signal
 import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.parse
@@ -19,9 +21,11 @@ from typing import Any
 
 import pytest
 
+from tests.ps.relay import Relay
 from tests.support.certs import Certificates
 from tests.support.eventually import eventually
 from tf_hips import cli
+from tf_hips.config import Tls
 from tf_hips.errors import ConfigError, PeerError, ProtocolError
 from tf_hips.ps.client.state_client import StateClient
 from tf_hips.ps.security import revocation, tls
@@ -268,8 +272,48 @@ def test_our_client_keeps_its_connection_and_makes_another(
             slow.apply(-1, 1.0)
         slow.close()
         fast.close()
+    slow._deadline_s = 0.2
     with pytest.raises(PeerError, match="/reset/: no answer"):
         slow.reset(3)
+
+
+def test_a_link_that_is_away_and_certificates_that_are_renewed_end_nothing(
+    certificates: Certificates, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lay(name: str, identity: Tls) -> Tls:
+        laid = Tls(identity.authority, str(tmp_path / name), str(tmp_path / f"{name}.key"))
+        shutil.copy(identity.certificate, laid.certificate)
+        shutil.copy(identity.key, laid.key)
+        return laid
+
+    def shown() -> str:
+        host, _, port = server.address.rpartition(":")
+        return tls.fingerprint(ssl.get_server_certificate((host, int(port))).encode())
+
+    hub, west = lay("hub", certificates.server()), lay("west", certificates.party("west"))
+    with serving(hub) as server, Relay(int(server.address.rpartition(":")[2])) as relay:
+        client = StateClient(relay.address, 0, west)
+        client.init(1, 0.5)
+        before = shown()
+        # Half of a pair does not count.
+        shutil.copy(certificates.party("west").key, hub.key)
+        assert shown() == before
+        lay("hub", certificates.identity("global-server", "hq", days=0.5))
+        assert shown() != before
+        expired = certificates.identity("party", "west", days=-1)
+        lay("west", expired)
+        relay.cut()
+        client._deadline_s = 0.3
+        with pytest.raises(PeerError, match="no answer"):
+            client.apply(1, 1.0)
+        client._deadline_s = 30.0
+        relay.answer = b"HTTP/1.1 503 Service Unavailable\r\n\r\n"
+        threading.Timer(0.2, lambda: setattr(relay, "answer", None)).start()
+        lay("west", certificates.identity("party", "west", days=0.5))
+        assert client.apply(1, 1.0)
+        client.close()
+    assert "The changed certificate is not used: `tls`: the key" in caplog.text
+    assert "No connection to the state server" in caplog.text
 
 
 def test_with_certificates(certificates: Certificates, foreign_certificates: Certificates) -> None:

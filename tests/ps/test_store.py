@@ -5,6 +5,7 @@ import functools
 import itertools
 import random
 import threading
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -189,6 +190,33 @@ def test_a_packet_counts_once() -> None:
     packet = encode(FEEDBACK, gradient(0, 0, 0))
     other = encode(FEEDBACK, -gradient(0, 0, 0))
     assert [store.add(0, 0, [(0, one)]) for one in (packet, packet, other)] == [1, 0, 0]
+
+
+def test_a_packet_that_comes_over_two_connections_at_once_counts_once() -> None:
+    """The second one comes while the first one is looked at, without the lock."""
+    store, combining = store_of(sites=("a", "b")), store_of()._combining
+    packets = [packet_of(FEEDBACK, child, 0, 0) for child in (0, 1)]
+    store.add(0, 0, [(0, packets[0])])
+    news = []
+
+    def check(*arguments: Any) -> None:
+        store._combining.check = combining.check  # type: ignore[method-assign]
+        news.append(store.add(0, 1, [(0, packets[1])]))
+
+    store._combining.check = check  # type: ignore[method-assign]
+    news.append(store.add(0, 1, [(0, packets[1])]))
+    assert news == [1, 0]
+    assert store.results(0, 0)[0] == 1  # chunk
+    assert store._rounds[0].num_merged == 1
+
+
+def test_what_comes_down_first_counts() -> None:
+    """It may come again over another connection, when children have been told."""
+    store = store_of()
+    one, other = (packet_of(FEEDBACK, child, 0, 0) for child in (0, 1))
+    for packet in (one, other):
+        store.finish(0, 0, packet)
+    assert [packet.tobytes() for _, packet in sorted_results(store, 0)] == [one.tobytes()]
 
 
 def test_rounds_follow_each_other_and_the_last_two_are_kept() -> None:

@@ -206,11 +206,20 @@ def test_a_decision_that_was_not_recorded_is_made_again(tmp_path: Path, vote: st
             base = one.killed(tmp_path / f"again{number}")
 
 
-def test_a_snapshot_keeps_the_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_snapshot_keeps_the_secret_and_what_replicas_have_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wanted, _ = undisturbed(tmp_path / "whole")
     monkeypatch.setattr(durable, "SNAPSHOT_AFTER_BYTES", 0)
     monkeypatch.setattr(durable, "SNAPSHOT_AFTER_SNAPSHOTS", 0)
     with Served(tmp_path / "first") as one:
+        with one.session.changed:
+            for child in range(7):
+                facts = {"cpu": "other" if child == 6 else "x"}
+                one.session.state.electing.hear(child, facts)
+                one.session._recorder.add(Kind.REPLICA, child=child, facts=facts)
+        why = one.session.state.electing.why_unlike(6)
+        assert why is not None
         for number in range(2):
             for _ in one.steps(number):
                 pass
@@ -221,8 +230,10 @@ def test_a_snapshot_keeps_the_secret(tmp_path: Path, monkeypatch: pytest.MonkeyP
         if recorder._writer is not None:
             recorder._writer.join(PATIENCE_S)
         base = one.killed(tmp_path / "killed")
+    assert list(base.glob("state/job/snapshot-*"))
     monkeypatch.setattr(secrets, "randbits", lambda bits: 1)  # a restored one draws none
     with Served(base) as one:
+        assert one.session.state.electing.why_unlike(6) == why
         for _ in one.steps(2):
             pass
         with one.session.changed:  # a snapshot may hold the round back

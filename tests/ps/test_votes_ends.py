@@ -15,13 +15,14 @@ from tests.ps.test_votes_durable import SECRET, Served, packets_of
 from tests.support.eventually import eventually
 from tf_hips.errors import ProtocolError
 from tf_hips.ps.robust.asked import ASK_S, ASK_TIMES, MOST_TIMES
-from tf_hips.ps.robust.ballots import digest_of
+from tf_hips.ps.robust.ballots import REFUSED, digest_of
 from tf_hips.ps.robust.choices import Choices
 from tf_hips.ps.robust.election import Electing
 from tf_hips.ps.robust.rejections import Rejections
 from tf_hips.ps.robust.voted import VotingStore
 from tf_hips.ps.terms.past import Past
 from tf_hips.ps.terms.quorum import RETURN_S
+from tf_hips.ps.transport.wire import REFUSED_WEIGHT
 from tf_hips.robust import detox
 
 
@@ -236,6 +237,40 @@ def test_no_packets_win_that_have_not_been_looked_at(
         for child in [*groups[0][2:], *groups[1], *groups[2]]:
             deliver(store, 0, child)
         one.result(0)
+
+
+def test_who_is_lost_when_it_is_asked_is_passed_over_at_once(tmp_path: Path) -> None:
+    """Nobody waits for what can never come until it has been silent for long."""
+    with Served(tmp_path, quorum=True) as one:
+        for _ in one.steps(0):
+            pass
+        store = all_vote(one, 1)
+        first, second, *_ = detox.groups(7, 3, SECRET, 1)[0]
+        assert store.asks(1, first) and not store.asks(1, second)
+        with one.session.changed:
+            one.session._lose(first)
+        one.clock.advance(0.0)
+        assert store.asks(1, second)
+
+
+def test_who_has_said_what_it_has_cannot_refuse_it_any_more(tmp_path: Path) -> None:
+    """A ballot stands; who has refused its update before it is kept until its round is over."""
+    with Served(tmp_path) as one:
+        groups = detox.groups(7, 3, SECRET, 0)
+        store, refuses = one.store(0), groups[0][2]
+        assert [store.weigh(0, refuses, REFUSED_WEIGHT) for _ in range(2)] == [True, False]
+        all_vote(one, 0)
+        assert not store.weigh(0, groups[1][0], REFUSED_WEIGHT)
+        for members in groups:
+            deliver(store, 0, members[0])
+        one.result(0)
+        assert store._of(0).said[refuses] == REFUSED
+        assert [group.winner for group in store._of(0).groups] == [one[0] for one in groups]
+        for number in range(1, 4):
+            for _ in one.steps(number):
+                pass
+        one.session._state.archive()
+        assert not store._refusing
 
 
 def test_who_sends_a_byte_now_and_then_does_not_hold_up_a_quorum(tmp_path: Path) -> None:

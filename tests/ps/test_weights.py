@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The first weights: bytes in order, resumed anywhere, restored with their types and shapes."""
 
+import itertools
+from pathlib import Path
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -9,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.ps.parties import Party, serving, together
 from tests.ps.relay import Relay
+from tests.ps.served import Served
 from tests.support.certs import Certificates
 from tf_hips.errors import ProtocolError
 from tf_hips.ps.terms.weights import FirstWeights, cut_weights, kind_of, restore_weights
@@ -106,6 +110,37 @@ def test_a_cut_first_synchronisation_goes_on(
         assert 12 << 20 < spent < 20 << 20
         a.client.close()
         b.client.close()
+
+
+def test_another_process_of_the_first_child_sends_all_first_weights_again(tmp_path: Path) -> None:
+    """Where it went on, weights could be half those of one process and half another's."""
+    with Served(tmp_path) as one:
+        one.join()
+        one.agree()
+        first = one.caller(0)
+        one.session.begin_sync(first, ["|u1[9]"], 9)
+        one.session.upload(first, 0, b"0123")
+        assert one.session.begin_sync(first, ["|u1[9]"], 9) == (4, False)
+        second = one.caller(0, "another")
+        one.session.join(second, 2, *one.texts, 7, None)
+        assert one.session.begin_sync(second, ["|u1[9]"], 9) == (0, False)
+        with pytest.raises(ProtocolError, match="must be the same when they come again"):
+            one.session.upload(second, 0, bytes(9))
+        one.session.upload(second, 0, b"012345678")
+        assert one.session.begin_sync(second, ["|u1[9]"], 9) == (9, True)  # as all others
+        assert b"".join(one.session.download(one.caller(1), 0)) == b"012345678"
+
+
+def test_first_weights_have_an_end(tmp_path: Path) -> None:
+    """Beyond it a call would get empty messages for ever."""
+    with Served(tmp_path) as one:
+        one.join()
+        one.agree()
+        one.session.begin_sync(one.caller(0), ["<f4[1]"], 4)
+        one.session.upload(one.caller(0), 0, bytes(4))
+        assert list(one.session.download(one.caller(1), 4)) == []
+        with pytest.raises(ProtocolError, match=r"The weights have 4 bytes\. Received: byte 5"):
+            next(itertools.chain(one.session.download(one.caller(1), 5), [b""]))
 
 
 @pytest.mark.parametrize("bad", [0, 1, 2, 3, 4])

@@ -17,4 +17,5 @@ def build(*, is_full: bool = False) -> Path:
     """Path of the library, from the cache. `is_full`: with every network."""
     source = "" if is_full else _SIZES
     source += "".join(f'#include "{name}"\n' for name in _SOURCES)
-    return make(list(FLAGS), source, "robust", *(ROOT / name for name in _SOURCES))
+    # Not in a hurry: networks run for longer than they take to compile.
+    return make([*FLAGS, "-O1"], source, "robust", *(ROOT / name for name in _SOURCES))

@@ -9,7 +9,7 @@ from tf_hips import robust
 from tf_hips.errors import NonFiniteError, ToleranceError
 from tf_hips.ops import compressor as compressors
 from tf_hips.robust import Limits
-from tf_hips.robust.detox import Detox, approach, check_compressor, draco, groups
+from tf_hips.robust.detox import VOTES, Detox, approach, check_compressor, draco, groups
 
 pytestmark = pytest.mark.heavy  # every rule over bad rows
 
@@ -192,8 +192,11 @@ def test_no_elements() -> None:
 
 
 def test_limits_say_what_is_absurd() -> None:
-    rows = rows_of(7)
-    rows[3] *= 100
+    rows = np.ones((7, 4), np.float32)
+    for factor, absurd in ((0.9e4, []), (1.1e4, [3])):  # ten thousand times the median
+        rows[3] = factor
+        assert [one.row for one in robust.median().run(rows).rejected] == absurd
+    rows[3] = 100
     assert not robust.median().run(rows).rejected
     found = robust.median().run(rows, limits=Limits(max_ratio=10))
     assert [one.row for one in found.rejected] == [3]
@@ -234,15 +237,17 @@ def test_groups_of_one_say_what_their_worker_says() -> None:
     assert all(vote.agreed == vote.members for vote in found.votes)
 
 
-def test_a_tie_in_a_vote_drops_the_group() -> None:
+@pytest.mark.parametrize("vote", VOTES)
+def test_a_tie_in_a_vote_drops_the_group(vote: str) -> None:
     rows = np.repeat(rows_of(3), 4, axis=0)
     rows[2:4] += 1  # two and two
     rows[4:7] += np.arange(3)[:, None]  # all differ
-    found = Detox(4, robust.mean(), fixed=True).run(rows)
+    chosen = Detox(4, robust.mean(), vote=vote, fixed=True)
+    found = chosen.run(rows)
     assert [vote.is_won for vote in found.votes] == [False, False, True]
     np.testing.assert_array_equal(found.vector, rows[8])
     with pytest.raises(ToleranceError, match="at least one of 1 groups must agree"):
-        Detox(4, robust.mean(), fixed=True).run(rows[:4])
+        chosen.run(rows[:4])
 
 
 def test_a_vote_of_nan_is_refused_by_the_rule() -> None:

@@ -123,12 +123,13 @@ def test_a_group_that_sends_nothing_right_is_dropped() -> None:
         )
 
 
-def test_a_group_of_liars_with_a_vector_of_another_length_is_dropped() -> None:
+@pytest.mark.parametrize("length", [7, 300])
+def test_a_group_of_liars_with_a_vector_of_another_length_is_dropped(length: int) -> None:
     honest = gradients(5)
     seats = detox.groups(15, 3, SEED, 0)
     rows = list(seated(honest, seats))
     for worker in seats[2][:2]:
-        rows[worker] = np.ones(7, np.float32)
+        rows[worker] = np.ones(length, np.float32)
     digests = [detox.digest(row) for row in rows]
     chosen = Detox(3, robust.median(f=1), vote="digest")
     found = chosen.run_digests(digests, lambda who: rows[who], seed=SEED)
@@ -173,6 +174,9 @@ def test_replicas_that_round_differently_agree_when_told_so() -> None:
     assert not detox.vote_tolerant(rows, range(4), epsilon=1e-9).is_won
     with_nan = [np.full_like(honest, np.nan)] * 2 + [honest]
     assert not detox.vote_tolerant(with_nan, range(3)).is_won
+    # Everything is near an infinity; whoever sends one agrees with nobody all the same.
+    with_infinity = [np.full_like(honest, np.inf), honest, honest]
+    assert detox.vote_tolerant(with_infinity, range(3)).agreed == (1, 2)
 
 
 def test_a_rule_behind_the_votes_begins_where_it_is_told() -> None:
@@ -215,6 +219,10 @@ def test_buckets_are_as_many_as_were_asked_for() -> None:
     five = detox.approach("detox", "coord-median", group_size=3, bucket_size=5)
     expected = (robust.bucketing(3) >> robust.median())(honest, seed=SEED)
     assert five.run(rows, seed=SEED).vector.tobytes() == expected.tobytes()
+    # Never more, also where they do not divide the votes.
+    for votes, buckets in ((7, 3), (5, 2), (15, 4)):
+        bucketed = Detox(1, robust.median(), buckets=buckets).aggregator(votes, votes)
+        assert -(-votes // int(bucketed.steps[0]["s"])) <= buckets
 
 
 def test_options_of_the_authors_code() -> None:
@@ -232,6 +240,7 @@ def test_options_of_the_authors_code() -> None:
     ("name", "mode", "group_size", "fail", "message"),
     [
         ("maj_vote", "normal", 3, 2, r"2 worker_fail \+ 1. Received: group_size=3, worker_fail=2"),
+        ("maj_vote", "normal", 4, 2, r"2 worker_fail \+ 1. Received: group_size=4, worker_fail=2"),
         ("maj_vote", "maj_vote", 5, 3, r"Received: group_size=5, worker_fail=3"),
         ("baseline", "krum(f=1)", 5, 3, r"has none. Received: worker_fail=3 with krum\(f=1\)"),
         ("baseline", "krum(f=1)", 5, 0, r"has none. Received: worker_fail=0 with krum\(f=1\)"),

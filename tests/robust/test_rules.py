@@ -15,6 +15,7 @@ from tf_hips.errors import ToleranceError
 from tf_hips.ops.compressor import CHUNK
 from tf_hips.robust import value
 from tf_hips.robust.aggregator import Measures
+from tf_hips.robust.rows import totals
 
 pytestmark = pytest.mark.heavy  # every rule over many rows
 
@@ -242,6 +243,15 @@ def test_multi_krum_takes_no_more_rows_than_are_safe() -> None:
         robust.multi_krum(f=2, m=6)(rows)
 
 
+def test_the_geometric_median_of_halves_is_between_them() -> None:
+    one = np.ones(4, np.float32)
+    zeros = 0 * one
+    # Of three pairs of equal rows each, most distances are 0, and so is the one of `spread`.
+    np.testing.assert_array_equal(robust.geometric_median()([one, -one]), zeros)
+    halves = [one] * 3 + [-one] * 3 + [zeros]
+    np.testing.assert_array_equal(robust.geometric_median()(halves), zeros)
+
+
 def test_mda_finds_the_least_diameter() -> None:
     for seed in range(20):
         rows = rows_of(10, 3, seed)
@@ -267,6 +277,12 @@ def test_a_rule_over_shards_is_the_rule_over_whole_rows() -> None:
             found.append(rule.apply(decision, part).vector)
         assert np.concatenate(found).tobytes() == rule(rows).tobytes(), text
     assert isinstance(shards[0], Measures)
+
+
+def test_what_shards_measured_adds_up_alike_in_whatever_order_they_bring_it() -> None:
+    measured = np.array([[1e16], [1.0], [-1e16], [1.0]])
+    orders = ((0, 1, 2, 3), (1, 3, 0, 2), (0, 2, 1, 3))
+    assert [totals(measured[list(order)]) for order in orders] == [[2.0]] * 3
 
 
 def test_rules_of_servers_are_told_apart() -> None:

@@ -72,6 +72,14 @@ def test_the_native_pass_has_the_bits_of_numpy(d: int, k: int) -> None:
     np.testing.assert_array_equal(making.sketches(), wanted)
 
 
+def test_a_row_that_no_rule_takes_has_a_sketch_of_zeros() -> None:
+    rows = np.ones((4, 100), np.float32)
+    rows[1] *= np.float32(3e18)
+    rows[2, 7], rows[3, 9] = np.inf, np.nan
+    made = sketch(rows, 16, b"s" * 16)
+    assert made[0].any() and not made[1:].any()
+
+
 def test_what_does_not_fit_a_row_is_refused() -> None:
     rows = [np.zeros(100, np.float32)]
     signs, turns, sums = np.zeros(2, np.uint64), np.zeros(4, np.int64), np.zeros((1, 64))
@@ -231,7 +239,7 @@ def test_no_row_has_a_longer_sketch_than_is_said(d: int, k: int) -> None:
     assert 0.5 * most <= stretched <= most * (1 + 1e-9)
     # The row of which it is the longest is taken, and so are rows whose squares float32 has not.
     longest = rows[0]
-    for row in (longest, 1e-20 * longest):
+    for row in (longest, 1e-20 * longest, 1e-24 * longest):
         making = Sketching(seed, 1, k)
         making.add(0, [row.astype(np.float32)])
         rule = Sketched(robust.geometric_median(f=0), k)

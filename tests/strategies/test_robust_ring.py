@@ -112,6 +112,36 @@ def test_a_fit_goes_on_without_a_rank_of_nan(tmp_path):
         looped.fit(*own, batch_size=training.BATCH, verbose=0)
 
 
+def test_results_stand_for_all_ranks_and_draws_are_each_ones_own(monkeypatch):
+    import tensorflow as tf
+
+    from tf_hips import robust
+    from tf_hips.comm import primitives
+    from tf_hips.ops.native import derive_seed
+    from tf_hips.strategies import robust_party
+    from tf_hips.strategies.gradients import Gradient
+
+    told = {}
+    monkeypatch.setattr(primitives, "size", lambda: 4)
+    monkeypatch.setattr(primitives, "rank", lambda: 2)
+    monkeypatch.setattr(primitives, "gather_objects", lambda value, label: [value] * 4)
+    monkeypatch.setattr(
+        robust_party, "make_robust_reducer", lambda *more, **options: told.update(options)
+    )
+    party = robust_party.RobustParty(
+        robust.median(), None, None, has_plan=False, comp_threshold=0, tell=lambda *_: (None, None)
+    )
+    gradient = Gradient("kernel", (3,), tf.float32)
+    options = {"seed": 7, "worker": 5, "make_variable": None, "complain": None}
+    party.summing([gradient], "test", **options)
+    # Keras expects sums: the row that is chosen counts once for each rank.
+    assert told["scale"] == 4.0
+    roles = {"worker_seed": "worker/5", "owner_seed": "owner/2", "rule_seed": "everyone"}
+    assert {name: told[name] for name in roles} == {
+        name: derive_seed(7, role) for name, role in roles.items()
+    }
+
+
 def test_a_chain_that_bears_nobody_is_a_warning(caplog, monkeypatch):
     from tf_hips import robust
     from tf_hips.comm import primitives

@@ -130,12 +130,13 @@ def test_frozen_weights_are_no_statistics(freezes):
         strategy.close()
 
 
-@pytest.mark.parametrize("options", [{}, {"comp_threshold": 4}, {"plan": ["fp32", None]}])
+@pytest.mark.parametrize("options", [{}, {"comp_threshold": 5}, {"plan": ["fp32", None]}])
 def test_statistics_are_summed_exactly_beside_gradients(monkeypatch, options):
     import tensorflow as tf
 
     from tf_hips.comm import primitives
     from tf_hips.comm.plan import EXACT, Choice, Plan
+    from tf_hips.ops.native import derive_seed
     from tf_hips.strategies import in_party
     from tf_hips.strategies.gradients import Gradient
 
@@ -144,6 +145,11 @@ def test_statistics_are_summed_exactly_beside_gradients(monkeypatch, options):
 
     def marked(shapes, compressor, **more):
         assert len(shapes) == 2
+        # Draws of one worker are no other's, and what all draw alike is everyone's.
+        roles = {"worker_seed": "worker/3", "owner_seed": "owner/0", "common_seed": "everyone"}
+        assert {name: more[name] for name in roles} == {
+            name: derive_seed(7, role) for name, role in roles.items()
+        }
         return lambda vectors, step: [10.0 * vector for vector in vectors]
 
     monkeypatch.setattr(in_party, "make_reducer", marked)
@@ -156,7 +162,7 @@ def test_statistics_are_summed_exactly_beside_gradients(monkeypatch, options):
     gradients = [Gradient("", (size,), tf.float32) for size in sizes]
     gradients += [Gradient("", (size,), tf.float32, is_statistic=True) for size in (5, 3)]
     summing = told.summing(
-        gradients, "test", seed=0, worker=0, make_variable=tf.Variable, complain=None
+        gradients, "test", seed=7, worker=3, make_variable=tf.Variable, complain=None
     )
     ones = [tf.ones([gradient.num_elements]) for gradient in gradients]
     found = [float(one[0]) for one in summing.reducer(ones, tf.constant(0, tf.int64))]
@@ -173,6 +179,18 @@ def test_only_averages_go_up():
     model = keras.Sequential([keras.Input((2,)), Counting(), norm])
     names = [one.name.removesuffix(":0").rpartition("/")[2] for one in moving_statistics(model)]
     assert names == ["mean", "moving_mean", "moving_variance"]
+
+
+def test_a_statistic_that_nobody_moves_keeps_its_bits():
+    import tensorflow as tf
+
+    from tf_hips.strategies.statistics import moved_by
+
+    values = np.geomspace(1e-12, 1e6, 200, dtype=np.float32)
+    for name in ("moving_mean", "moving_variance"):
+        statistic = tf.Variable(values, name=f"norm/{name}")
+        kept = moved_by(statistic, tf.constant(values), tf.zeros_like(values)).numpy()
+        np.testing.assert_array_equal(kept, values)
 
 
 def test_what_rules_make_of_movements():

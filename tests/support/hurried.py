@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.compll import hurry
 from tf_hips.ops import loaded, registry
 from tf_hips.ops.specifications import CACHE
 
@@ -15,7 +16,8 @@ HURRY = "TEST_HURRY"
 
 
 # What a compiler in a hurry made of a text it gives again, for as long as these tests run. Only one
-# command from text to library, which says nothing: others are as they are.
+# command from text to library, which says nothing: others are as they are. Headers that have been
+# read are those for any machine.
 _SCRIPT = """#!/bin/bash
 [ -n "${{{hurry}}}" ] || exec {compiler} "$@"
 set -- "${{@/#-O3/-O0}}"
@@ -29,7 +31,10 @@ done
 [[ -n "$library" && $given = cc && " $* " = *" -shared "* ]] || exec {compiler} "$@"
 kept={kept}/$(printf '%s\\0' "${{key[@]}}" | sha256sum | cut -c-32)
 if [ ! -f "$kept" ]; then
-  said=$({compiler} "$@" 2>&1)
+  for one in "$@"; do
+    case $one in -m*|-DTF_HIPS_ONE_MACHINE) ;; *) any+=("$one") ;; esac
+  done
+  said=$({compiler} "${{any[@]}}" {more} 2>&1)
   code=$?
   if [ $code != 0 ] || [ -n "$said" ]; then echo "$said" >&2; exit $code; fi
   mkdir -p {kept} && cp "$library" "$kept.$$" && mv "$kept.$$" "$kept"
@@ -48,7 +53,12 @@ def compiler(folder: Path) -> Path:
     script = folder / "hurried-g++"
     kept = folder.parent / "hurried"
     script.write_text(
-        _SCRIPT.format(compiler=shutil.which("g++"), hurry=HURRY, kept=shlex.quote(str(kept)))
+        _SCRIPT.format(
+            compiler=shutil.which("g++"),
+            hurry=HURRY,
+            kept=shlex.quote(str(kept)),
+            more=shlex.join(hurry.flags()),
+        )
     )
     script.chmod(0o755)
     return script

@@ -103,8 +103,9 @@ def rank_environment(extra: dict[str, str]) -> dict[str, str]:
         "CUDA_VISIBLE_DEVICES": "-1",
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
-        # Milliseconds; ours is shorter. Ranks of tests look for work less often: cores are few.
-        "HOROVOD_CYCLE_TIME": "2",
+        # Milliseconds; ours is shorter. Ranks of tests look for work less often: cores are few, and
+        # to look 500 times a second takes a twelfth of one.
+        "HOROVOD_CYCLE_TIME": "5",
     }
     return {**os.environ, **defaults, "PYTHONPATH": path, **extra}
 
@@ -119,14 +120,16 @@ def _wait_all(processes: Sequence[Child], deadline_s: float) -> list[int | None]
     """Waits for all to end; once one failed the others get a short grace. None stands for one that
     did not end.
     """
-    end = time.monotonic() + deadline_s
+    began = time.monotonic()
+    end = began + deadline_s
     while any(process.poll() is None for process in processes):
         if any(process.poll() for process in processes):
             end = min(end, time.monotonic() + _GRACE_S)
             break
         if time.monotonic() > end:
             break
-        time.sleep(0.02)
+        # Less often as they take longer: to ask takes a little of a processor each time.
+        time.sleep(min(0.2, 0.02 + 0.02 * (time.monotonic() - began)))
     for process in processes:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(max(0.0, end - time.monotonic()))
@@ -185,6 +188,36 @@ def run_parties(
         if reports:
             failed = f"{len(reports)} of {len(codes)} ranks failed{note}"
             raise AssertionError("\n".join([failed, *reports]))
+
+
+def start_alone(body: Callable[[], None], folder: Path, deadline_s: float = 60.0) -> str:
+    """Runs `body` in a process of its own, with TensorFlow and without a launcher.
+
+    Args:
+        body: a function of a test module.
+        folder: where the process runs and its output lies.
+        deadline_s: seconds after which it is killed.
+
+    Returns:
+        What it wrote.
+
+    Raises:
+        AssertionError: it failed; shows what it said.
+        subprocess.TimeoutExpired: it did not end in time.
+    """
+    __tracebackhide__ = True
+    output = folder / "output.log"
+    process = the_zygote().start(
+        _rank_arguments(body, {}),
+        environment=rank_environment({}),
+        folder=str(folder),
+        output=output,
+    )
+    with _ended([process]):
+        code = process.wait(deadline_s)
+    told = output.read_text(errors="replace")
+    assert code == 0, f"{_outcome(code)}\n{told[-_LAST_CHARACTERS:]}"
+    return told
 
 
 def _outcome(code: int | None) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tf_hips.ops.compressor import parse as parse_compressor
-from tf_hips.tf_cnn_benchmarks import options
+from tf_hips.tf_cnn_benchmarks import launcher, options
 
 STANDIN = Path(__file__).with_name("standin")
 YAML = str(Path(__file__).resolve().parents[2] / ".pre-commit-config.yaml")  # any file of YAML
@@ -120,3 +120,16 @@ def test_a_wrong_flag_loads_no_tensorflow() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=50)
     assert done.returncode == 0, done.stderr.decode()
+
+
+def test_a_checkpoint_of_another_update_is_told_in_a_line() -> None:
+    class NotFoundError(Exception):  # TensorFlow's
+        pass
+
+    missing = NotFoundError("Restoring failed.\nKey v/cg/affine0/biases not found in checkpoint\n")
+    text = launcher._of_another_update(missing)
+    assert text is not None
+    assert "--variable_update of the run that wrote it" in text
+    assert text.endswith("Received: no v/cg/affine0/biases in the checkpoint of --train_dir")
+    for other in (NotFoundError("Key global_step not found"), ValueError(str(missing))):
+        assert launcher._of_another_update(other) is None

@@ -20,6 +20,7 @@ and need no correction.
 """
 
 import contextlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -36,8 +37,17 @@ Multiplier = Callable[[float], float]
 class _Rate(keras.callbacks.Callback):
     """Sets the learning rate of a model's optimizer."""
 
-    def __init__(self, initial_lr: float | None, steps_per_epoch: int | None) -> None:
+    def __init__(
+        self, initial_lr: float | None, steps_per_epoch: int | None, momentum_correction: bool
+    ) -> None:
         super().__init__()
+        if momentum_correction:
+            raise ValueError(
+                "`momentum_correction` must be False, or left out: Keras' SGD has its rate in its "
+                "velocity, so a new rate reaches that within some 1 / (1 - momentum) steps, and "
+                "other optimizers need no correction. Received: "
+                f"momentum_correction={momentum_correction!r}"
+            )
         if initial_lr is not None and not initial_lr > 0:
             raise ValueError(f"`initial_lr` must be positive. Received: initial_lr={initial_lr}")
         if steps_per_epoch is not None and steps_per_epoch < 1:
@@ -133,6 +143,8 @@ class LearningRateWarmup(_Rate):
         warmup_steps: int | None = None,
         scale: float | None = None,
         steps_per_epoch: int | None = None,
+        momentum_correction: bool = False,
+        verbose: int = 0,
     ) -> None:
         """Plans a warm-up.
 
@@ -144,11 +156,14 @@ class LearningRateWarmup(_Rate):
             scale: the ratio of the last rate to the first; None is the number of all workers, also
                 where a loop lets them train apart.
             steps_per_epoch: steps of an epoch, where Keras does not know them.
+            momentum_correction: Horovod's; there is none here, so only False.
+            verbose: whether the worker that saves models prints a line after the epoch in which
+                the warm-up has ended.
 
         Raises:
             ValueError: an argument is out of range, or both lengths are given.
         """
-        super().__init__(initial_lr, steps_per_epoch)
+        super().__init__(initial_lr, steps_per_epoch, momentum_correction)
         if warmup_epochs is not None and warmup_steps is not None:
             raise ValueError(
                 "Only one of `warmup_epochs` and `warmup_steps` must be given. Received: "
@@ -162,7 +177,8 @@ class LearningRateWarmup(_Rate):
         self._warmup_epochs = 5 if warmup_epochs is None else warmup_epochs
         self._warmup_steps = warmup_steps
         self._scale = scale
-        self._is_warming = False
+        self._verbose = verbose
+        self._is_warming = self._has_ended = False
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Raises where the length of an epoch is not known."""
@@ -181,8 +197,20 @@ class LearningRateWarmup(_Rate):
         step = self._epoch * self._steps_per_epoch() + batch + 1
         if self._is_warming and step >= self._length():
             # At the end of a step: what is saved here continues with the right rate.
-            self._is_warming = False
+            self._is_warming, self._has_ended = False, True
             self._set(self.rate(step))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Tells that the warm-up is over, if it is to, and puts the learning rate into the logs."""
+        super().on_epoch_end(epoch, logs)
+        has_ended, self._has_ended = self._has_ended, False
+        strategy = self.model.distribute_strategy
+        is_first = not isinstance(strategy, Party) or strategy.may_write()
+        if has_ended and self._verbose and is_first:
+            sys.stdout.write(
+                f"\nEpoch {epoch + 1}: the warm-up of the learning rate to {self._initial:g} is "
+                "over.\n"
+            )
 
     def rate(self, step: int) -> float:
         """The learning rate of a step of the run, counted from 0. Needs the model.
@@ -235,6 +263,7 @@ class LearningRateMultiplier(_Rate):
         end_epoch: int | None = None,
         staircase: bool = True,
         steps_per_epoch: int | None = None,
+        momentum_correction: bool = False,
     ) -> None:
         """Plans a schedule.
 
@@ -247,11 +276,12 @@ class LearningRateMultiplier(_Rate):
                 every step, and `multiplier` gets a fraction.
             steps_per_epoch: steps of an epoch, where Keras does not know them and `staircase` is
                 False.
+            momentum_correction: Horovod's; there is none here, so only False.
 
         Raises:
             ValueError: an argument is out of range.
         """
-        super().__init__(initial_lr, steps_per_epoch)
+        super().__init__(initial_lr, steps_per_epoch, momentum_correction)
         if end_epoch is not None and end_epoch < start_epoch:
             raise ValueError(
                 "`end_epoch` must be at least `start_epoch`. "

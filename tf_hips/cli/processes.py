@@ -125,7 +125,8 @@ class _Group:
 
     def pause_s(self) -> float:
         """Seconds before it is started again."""
-        return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (self.attempt - 1))
+        doublings = min(self.attempt - 1, 10)  # a run of weeks has more than a float can hold
+        return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0**doublings)
 
 
 class Job:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tf_hips import config, tables
 from tf_hips.cli import arguments, party
 from tf_hips.cli.processes import Job
-from tf_hips.comm import mpi
+from tf_hips.comm import launchers
 
 if TYPE_CHECKING:
     from tf_hips.comm.profile import Profile
@@ -90,7 +90,7 @@ def run(options: argparse.Namespace) -> int:
         code = 128 - code if code < 0 else code
     else:
         if options.num_proc is None:
-            mpi.check_alone(os.environ)
+            launchers.check_alone(os.environ)
         number = options.num_proc or 2
         sys.stderr.write(
             f"tf-hips profile: {number} rank{'s' if number > 1 else ''} start here, which takes a "
@@ -105,7 +105,7 @@ def run(options: argparse.Namespace) -> int:
 
 def launched_rank(environment: Mapping[str, str]) -> int | None:
     """Which rank Horovod's launcher says that this process is; None where it says nothing."""
-    size, rank = (environment.get(name, "") for name in mpi.HOROVOD)
+    size, rank = (environment.get(name, "") for name in launchers.HOROVOD)
     return int(rank) if size and rank.isdecimal() else None
 
 

@@ -10,6 +10,8 @@ from typing import Any, NoReturn
 from tf_hips import config
 from tf_hips.cli import arguments
 
+_TURN_S = 0.2  # of waiting
+
 
 def add(commands: Any) -> None:
     """Declares the sub-command."""
@@ -56,7 +58,9 @@ def run(options: argparse.Namespace) -> int:
         if options.announce:
             config.write_whole(f"{server.address}\n", options.announce)
         sys.stderr.write(f"tf-hips state-server: listens at {server.address}\n")
-        threading.Event().wait()
+        # In turns: Python does not hear a signal that comes when a wait is about to begin.
+        while not threading.Event().wait(_TURN_S):
+            pass
     finally:
         server.stop()
     return 0

@@ -219,6 +219,8 @@ def _show_server(console: Any, told: dict[str, Any]) -> None:
         f"server{name}: up for {_time(told['uptime_s'])}, {per_round}{refused} refused, "
         f"{'durable' if told['is_durable'] else 'state in memory'}"
     )
+    if told["certificate_s"] is not None:
+        console.print(_certificates(told))
     if told["quorum"] is not None:
         deadline_s = told["deadline_s"]
         when = "when all have come" if deadline_s is None else f"after {_span(deadline_s)}"
@@ -232,6 +234,26 @@ def _show_server(console: Any, told: dict[str, Any]) -> None:
     if told["tensors"]:
         way = "down" if above is None else "up"
         console.print(f"its way {way} has missed {told['residual_rms']:.3g} (rms) so far")
+
+
+def _certificates(told: dict[str, Any]) -> str:
+    """When the server's ends, and of the parties' the first one."""
+    text = f"certificate: {_ends(told['certificate_s'])}"
+    ends = [
+        (child["certificate_s"], child["site"])
+        for child in told["children"]
+        if child["certificate_s"] is not None
+    ]
+    if not ends:
+        return text
+    left_s, site = min(ends)
+    return f"{text}; of those below that of {printable(site)} is the first: {_ends(left_s)}"
+
+
+def _ends(left_s: float) -> str:
+    from tf_hips.ps.security.expiry import span
+
+    return f"ends in {span(left_s)}" if left_s > 0 else "has ended"
 
 
 def _count(child: dict[str, Any], column: str) -> str:

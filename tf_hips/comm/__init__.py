@@ -36,7 +36,7 @@ What is worth compressing:
 Starting and ending:
 
     launch        the environment of ranks that all live on this machine
-    mpi           launchers whose processes Horovod does not join
+    launchers     those whose processes Horovod does not join
     rendezvous    a client of the store through which ranks find each other
     here          what this process is at, as others may ask
     verdicts      what keeps ranks waiting, judged from what each says

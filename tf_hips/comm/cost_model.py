@@ -216,35 +216,33 @@ def tasks_of(bucket: Bucket, profile: Profile) -> list[Task]:
         ]
     if profile.tiers and bucket.topology in INSIDE_BYTES:
         return _hierarchical(bucket, codec, profile, profile.tiers)
-    tasks = _hops(bucket, codec, profile)
     gathered = codec.packet(most.elements, most.pieces)
-    return [*tasks, _send(profile, "allgather", (size - 1) * gathered)]
+    return [
+        *_hops(bucket, codec, profile),
+        _work(codec.encode(most.elements, most.pieces)),
+        _send(profile, "allgather", (size - 1) * gathered),
+    ]
 
 
 def _hops(bucket: Bucket, codec: Codec, profile: Profile) -> list[Task]:
     """Hop by hop: who has most encodes and sends; decodes and adds what came."""
-    schedule = HOPS[bucket.topology](profile.num_ranks)
     tasks = []
-    for hop in schedule.hops:
+    for hop in HOPS[bucket.topology](profile.num_ranks).hops:
         out, into = [Load()] * profile.num_ranks, [Load()] * profile.num_ranks
         for one in hop:
             load = sum((bucket.segments[segment] for segment in one.segments), Load())
             out[one.source] += load
             into[one.target] += load
+        # Nobody gets more than one message in a hop, and so more than is sent.
         sent, came = (max(loads, key=lambda one: one.elements) for loads in (out, into))
-        busiest = max(sent, came, key=lambda one: one.elements)
         tasks += [
             _work(codec.encode(sent.elements, sent.pieces)),
-            _task(_links_of(hop, profile), codec.packet(busiest.elements, busiest.pieces)),
+            _task(_links_of(hop, profile), codec.packet(sent.elements, sent.pieces)),
             _work(
                 codec.decode(came.elements, came.pieces) + profile.add(came.elements, came.pieces)
             ),
         ]
-    owned = [Load()] * profile.num_ranks
-    for owner, load in zip(schedule.owners, bucket.segments, strict=True):
-        owned[owner] += load
-    most = max(owned, key=lambda one: one.elements)
-    return [*tasks, _work(codec.encode(most.elements, most.pieces))]
+    return tasks
 
 
 def _links_of(hop: Sequence[Transfer], profile: Profile) -> Collective:

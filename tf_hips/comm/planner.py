@@ -179,7 +179,7 @@ class _Search:
         """The best options that were found, and the time of their step."""
         exact = [_SUM_EXACTLY] * len(self._gradients)
         best, seconds = exact, self.exact_seconds
-        if not kinds or seconds == 0.0:
+        if not kinds:
             return exact, seconds
         for options in (self._alone(kinds), *self._thresholds(kinds)):
             found = self._seconds(options)
@@ -245,7 +245,7 @@ class _Search:
             }
         )
         limit = seconds * (1 + _NOTHING)
-        for most in sizes[:-1]:
+        for most in sizes:
             tried = [
                 _SUM_EXACTLY if size == most else option
                 for (_, size), option in zip(self._gradients, best, strict=True)

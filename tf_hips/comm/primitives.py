@@ -34,7 +34,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_hips import config, log
-from tf_hips.comm import mpi, schedules, watchdog
+from tf_hips.comm import launchers, schedules, watchdog
 from tf_hips.comm.parts import MOST, check_countable, in_parts
 from tf_hips.errors import ConfigError, ProtocolError
 from tf_hips.ops.flow import opaque
@@ -70,7 +70,7 @@ def init() -> None:
     Raises:
         ProtocolError: it was stopped before.
         ConfigError: `TF_HIPS_STALL_S` is no positive number; or the script has started Horovod
-            itself, with its fusion; or a launcher of MPI has started several processes.
+            itself, with its fusion; or this process is one of several that Horovod does not join.
     """
     global _facts
     watchdog.check()
@@ -87,7 +87,7 @@ def init() -> None:
         if fusion != "0":
             log.warning("%s=%s is not used: sums must not depend on timing.", _FUSION, fusion)
         os.environ[_FUSION] = "0"
-        sizes = (mpi.HOROVOD[0], *mpi.SIZES)
+        sizes = (launchers.HOROVOD[0], *launchers.SIZES)
         is_alone = all(os.environ.get(name, "1") == "1" for name in sizes)
         cycle_time = _CYCLE_TIME_ALONE_MS if is_alone else _CYCLE_TIME_MS
         os.environ.setdefault("HOROVOD_CYCLE_TIME", cycle_time)
@@ -96,7 +96,7 @@ def init() -> None:
         _check_foreign_start()
     if _facts is None:
         if hvd.size() == 1:
-            mpi.check_alone(os.environ)
+            launchers.check_alone(os.environ)
         _facts = int(hvd.rank()), int(hvd.size()), int(hvd.local_rank())
         watchdog.start(rank(), size(), _stop)
 

@@ -520,8 +520,7 @@ def parse(text: str, files: bool = False) -> Compressor:
         )
     name, arguments = call.group(1), (call.group(2) or "").strip()
     if name == ERROR_FEEDBACK:
-        # Each wrapper once is all there is, so that a hostile text cannot nest deeply.
-        if arguments.startswith(ERROR_FEEDBACK) or not arguments:
+        if not arguments:
             raise ValueError(f"`error_feedback` must wrap one codec. Received: {text!r}")
         return Compressor(ERROR_FEEDBACK, inner=parse(arguments, files))
     if name in _PARAMETERS:

@@ -238,11 +238,13 @@ class Aggregator:
                 sorting.
 
         Raises:
-            ToleranceError: too few rows are left, or have come, or more than f were refused.
+            ToleranceError: too few rows are left, or have come, or more than f were refused; or
+                there are more than `max_rows`.
             NonFiniteError: the reference is not finite, or its norm over 1e18.
             ValueError, TypeError: there are no rows, or not all are of the same length.
         """
         given = as_rows(rows)
+        self._check_most(len(given))
         bounds = limits if limits is not None else Limits()
         if self.rule.kind.is_coordinate and len(self.steps) == 1:
             return self._by_coordinate(given, bounds, missing, of, out)
@@ -321,14 +323,12 @@ class Aggregator:
         reasons = {one.row: one for one in (*known, *found)}
         rejected = tuple(reasons[row] for row in sorted(reasons))
         accepted = _accepted(n, rejected)
-        bad = reasons.keys()
         where = [*accepted, *range(n, len(squares))]
         budgets = self._budgets(len(accepted), rejected, missing, of)
         if not pairs:
             pairs = [0.0] * (len(squares) * (len(squares) - 1) // 2)
         # A row that is refused may be at no finite distance: it goes before anything is computed.
-        finite = [one if number not in bad else 0.0 for number, one in enumerate(squares)]
-        all_points = only(points(finite, pairs), where)
+        all_points = only(points(squares, pairs), where)
         mine = Points(np.eye(len(where), len(where) + 1), all_points.squared)
         num_rows = len(accepted)
         for one, f in zip(self.steps[:-1], budgets[:-1], strict=True):
@@ -418,8 +418,7 @@ class Aggregator:
         refusals = f" ({gone} refused: {named})" if gone else ""
         if n == 0:
             raise ToleranceError(f"{self.text} needs n >= 1. Received: n=0{refusals}")
-        if n > self.max_rows:
-            raise ToleranceError(f"{self.text} bears {self.max_rows} rows at most. Received: n={n}")
+        self._check_most(n)
         budgets: list[int] = []
         of_rule: int | None = None  # what the rule at the end bears, if it takes an f
         whole_rule: int | None = None  # the same if all had a row
@@ -458,6 +457,10 @@ class Aggregator:
             if len(budgets) == 1:
                 of_rule, whole_rule = f, could if step.f == AUTO else step.f
         return budgets[::-1]
+
+    def _check_most(self, n: int) -> None:
+        if n > self.max_rows:
+            raise ToleranceError(f"{self.text} bears {self.max_rows} rows at most. Received: n={n}")
 
     def _counts(self, n: int) -> list[int]:
         """How many of n rows come to each step."""

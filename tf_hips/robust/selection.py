@@ -12,7 +12,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from tf_hips.errors import ToleranceError
 from tf_hips.ops.native import Doubles
 
 MAX_MDA = 16
@@ -97,12 +96,8 @@ def centred_clipping(apart: Doubles, num_rows: int, tau: float, iterations: int)
 def mda(apart: Doubles, f: int) -> list[int]:
     """The n - f rows whose two farthest are nearest; the first such rows in order of numbers.
 
-    Raises:
-        ToleranceError: f is too large for the search.
+    f is at most MAX_MDA.
     """
-    n = len(apart)
-    if f > MAX_MDA:
-        raise ToleranceError(f"mda needs f <= {MAX_MDA}. Received: n={n}, f={f}")
     diameters = np.unique(apart)
     low, high = 0, len(diameters) - 1
     while low < high:
@@ -118,13 +113,14 @@ def mda(apart: Doubles, f: int) -> list[int]:
 
 
 def nearest_mixing(apart: Doubles, f: int) -> Doubles:
-    """NNM: of each point the mean of its n - f nearest, itself among them; [n, n + 1]."""
+    """NNM: of each point the mean of its n - f nearest, itself or equal ones among them.
+
+    [n, n + 1].
+    """
     n = len(apart)
     mixing = np.zeros((n, n + 1))
-    for i in range(n):
-        distances = apart[i].copy()
-        distances[i] = -1.0
-        mixing[i, np.argsort(distances, kind="stable")[: n - f]] = 1.0 / (n - f)
+    nearest = np.argsort(apart, axis=1, kind="stable")[:, : n - f]
+    np.put_along_axis(mixing, nearest, 1.0 / (n - f), axis=1)
     return mixing
 
 
@@ -156,7 +152,7 @@ def shrinking(squares: Doubles, limit: float) -> Doubles:
 def arc_limit(squares: Doubles, f: int) -> float:
     """ARC: the square of the norm of which floor(2 (f / n) (n - f)) rows' are greater or equal."""
     n = len(squares)
-    clipped = min(2 * f * (n - f) // n, n - 1)
+    clipped = 2 * f * (n - f) // n  # at most half of them
     return float(np.sort(squares)[n - clipped - 1])
 
 

@@ -11,13 +11,21 @@ Whether ranks meet here is decided by what they do alike (the first step, the fi
 list of gradients), not by what a rank happens to have: a variable that only one of them made, or
 has not collected yet, is an error on all of them and no wait without end.
 
-Invariant: nothing is trained over parties that was not made equal over parties.
+Before a step     an eager one: when it begins. One in a graph: while it is traced, where it reduces
+                  gradients, or else when its trace ends; nothing of it has run by then.
+Changed by steps  what is not trained (gradients that are accumulated, counters) and came when steps
+                  were under way already is left to each worker, once a step has changed it on any.
+
+Invariants: nothing is trained over parties that was not made equal over parties. What a step has
+written is never another worker's, but in weights that are trained for the first time.
 """
 
+import functools
 import gc
 import hashlib
+import inspect
 import weakref
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -28,9 +36,10 @@ from tf_hips.callbacks.optimizers import optimizers_of
 from tf_hips.comm import primitives
 from tf_hips.errors import ProtocolError
 from tf_hips.strategies.adapted import Adapted, adapted, as_bytes, check_bytes, check_equal
+from tf_hips.strategies.changes import Changes, is_ready
 from tf_hips.strategies.replicas import FirstSync, check_equal_shapes, synchronise, value_of
 
-EAGER_STEP = "an eager step"
+STEP = "a step"
 _ADVICE = ". Variables of one rank alone belong outside of `strategy.scope()`."
 
 
@@ -42,15 +51,42 @@ class Beginning:
         self.first_sync: FirstSync | None = None
         self._known: dict[int, weakref.ref[tf.Variable]] = {}
         self._equal: dict[int, weakref.ref[tf.Variable]] = {}
+        # Made equal, or left to each worker because steps had changed it.
+        self._settled: dict[int, weakref.ref[tf.Variable]] = {}
         self._shared: dict[int, weakref.ref[tf.Variable]] = {}
         self._has_met = False
         self._occasions: set[Hashable] = set()
         self._num_trainable = 0
+        self.num_meetings = 0  # of custom loops
+        self._num_trainable_met = -1  # at the last of them
+        self._traced: set[Hashable] = set()  # the code of steps
+        self._changes = Changes()
+        self._made_in_a_trace: list[weakref.ref[tf.Variable]] = []
 
-    def record(self, variable: tf.Variable) -> None:
-        """Remembers a variable that was created in the strategy's scope."""
+    def record(
+        self, variable: tf.Variable, *, in_step: bool = False, in_trace: bool = False
+    ) -> None:
+        """Remembers a variable that was created in the strategy's scope.
+
+        Args:
+            variable: the variable.
+            in_step: whether a step has made it, which may change it at once.
+            in_trace: whether that step is being traced.
+        """
+        self._known.pop(id(variable), None)  # of one that is gone: the order is that of creation
         _add(self._known, [variable])
         self._num_trainable += bool(variable.trainable)
+        self._changes.add(variable, in_step=in_step)
+        if in_trace:
+            self._made_in_a_trace.append(weakref.ref(variable))
+
+    def record_local(self, variable: tf.Variable, *, in_step: bool) -> None:
+        """Remembers one that is each worker's (`ON_READ`); a model's steps may still change it."""
+        self._changes.add(variable, in_step=in_step)
+
+    def look_at_new(self) -> None:
+        """To be called before a step that may change new variables."""
+        self._changes.look_at_new(self._is_settled)
 
     def knows(self, variable: Any) -> bool:
         """Whether `variable` was created in the strategy's scope."""
@@ -63,7 +99,7 @@ class Beginning:
 
     def make_equal_in_party(self, variables: Iterable[Any]) -> None:
         """Makes `variables` equal now; they will be again when they are trained. On all ranks."""
-        ready = [variable for variable in _unique(variables) if _is_ready(variable)]
+        ready = [variable for variable in _unique(variables) if is_ready(variable)]
         check_equal_shapes(ready)
         synchronise(ready)
 
@@ -91,7 +127,7 @@ class Beginning:
         optimizers = [*optimizers_of(model), *([] if optimizer is None else [optimizer])]
         slots = [slot for one in optimizers for slot in one.variables]
         owned = [*model.variables, *slots, *(trained or [])]
-        variables = [variable for variable in _unique(owned) if _is_ready(variable)]
+        variables = [variable for variable in _unique(owned) if is_ready(variable)]
         if trained is None and all(layer.built for layer in model._flatten_layers()):
             trained = _unique(model.trainable_variables)
         self._make_equal(
@@ -117,25 +153,78 @@ class Beginning:
         Raises:
             ProtocolError: as in `of_model`; or gradients were computed with other weights.
         """
-        is_step = occasion == EAGER_STEP
+        is_step = occasion == STEP
         if is_step:
             occasion = (occasion, self._num_trainable)  # again when there is another model
         if occasion in self._occasions or not _are_ready(trained):
             return
         self._occasions.add(occasion)
+        self._meet_in_loop(trained, optimizer, is_step=is_step, is_computed=is_computed)
+
+    def of_trace(
+        self, step: Callable[..., Any], model: keras.Model | None, *, has_met: bool
+    ) -> None:
+        """Makes equal what a step uses that has been traced, before it runs.
+
+        A step that is traced again, as for a last batch of another size, concerns its rank only.
+
+        Args:
+            step: what was traced.
+            model: whose method it is; None: of a custom loop.
+            has_met: whether ranks have met while it was, as where it reduces gradients.
+
+        Raises:
+            ProtocolError: as in `of_model`.
+        """
+        with tf.init_scope():
+            if not tf.executing_eagerly():
+                return  # in a graph of TensorFlow 1; whoever reduces is told
+            if model is None:
+                self._of_traced(_code_of(step), has_met=has_met)
+            elif step.__name__ != "train_step":  # which must reduce
+                self.of_model(model)
+            self.look_at_new()
+
+    def _of_traced(self, code: Hashable, *, has_met: bool) -> None:
+        is_other = code not in self._traced and self._num_trainable > self._num_trainable_met
+        self._traced.add(code)
+        # Behind a reduction come slots, which begin equal.
+        references = [] if has_met else self._made_in_a_trace
+        made = [one for one in (reference() for reference in references) if one is not None]
+        new = [variable for variable in made if not self._is_settled(variable)]
+        # Those that are not ready are after the second trace of their function.
+        self._made_in_a_trace = [weakref.ref(one) for one in new if not is_ready(one)]
+        if is_other or len(self._made_in_a_trace) < len(new):
+            self._occasions.add((STEP, self._num_trainable))
+            self._meet_in_loop(None, None, is_step=True, is_computed=False)
+
+    def _meet_in_loop(
+        self,
+        trained: Sequence[tf.Variable] | None,
+        optimizer: Any,
+        *,
+        is_step: bool,
+        is_computed: bool,
+    ) -> None:
+        self.num_meetings += 1
+        self._num_trainable_met = self._num_trainable
         gc.collect()  # what is gone on one rank must be gone on all
         known = [reference() for reference in self._known.values()]
         alive = [variable for variable in known if variable is not None]
+        certainly = trained or []
         if is_step and self.first_sync is not None and not self._has_met:
-            # It is going to compute gradients with these; a lazy model has none yet.
-            trained = _unique(one for one in alive if one.trainable and _is_ready(one)) or None
+            # It is going to compute gradients with some of these; a lazy model has none yet.
+            maybe = [one for one in alive if one.trainable and one.dtype.is_floating]
+            trained = _unique(one for one in maybe if is_ready(one)) or None
         if is_computed and not self.is_equal(trained or []):
             self._check_computed(trained or [])
         optimizers = [] if optimizer is None else [optimizer]
         slots = [slot for one in optimizers for slot in one.variables]
         owned = [*(trained or []), *slots, *alive]
-        variables = [variable for variable in _unique(owned) if _is_ready(variable)]
-        self._make_equal(variables, trained, optimizers, advice=_ADVICE, is_collective=True)
+        variables = [variable for variable in _unique(owned) if is_ready(variable)]
+        self._make_equal(
+            variables, trained, optimizers, advice=_ADVICE, is_collective=True, certainly=certainly
+        )
 
     def _check_computed(self, trained: Sequence[tf.Variable]) -> None:
         """Raises if gradients that exist already were computed with weights that differ."""
@@ -158,6 +247,7 @@ class Beginning:
         advice: str,
         is_collective: bool,
         model: keras.Model | None = None,
+        certainly: Sequence[tf.Variable] | None = None,
     ) -> None:
         meets = self.first_sync is not None and not self._has_met and trained is not None
         if self.first_sync is not None and self._has_met:
@@ -168,9 +258,14 @@ class Beginning:
                         f"was there when the parties were made equal. Received: {variable.name}, "
                         "which came later"
                     )
+        exempt = {id(one) for one in (trained if certainly is None else certainly) or []}
         chosen = variables
         if not meets:
-            chosen = [variable for variable in variables if not _holds(self._equal, variable)]
+            chosen = [
+                variable
+                for variable in variables
+                if not _holds(self._equal if id(variable) in exempt else self._settled, variable)
+            ]
         # Nothing to do, nothing to say: a step of a model may be traced again on one rank only (a
         # last batch of another size).
         if not chosen and not is_collective:
@@ -180,20 +275,50 @@ class Beginning:
         if learned:
             everyone = primitives.gather_objects(learned, "what layers have learned")
             check_equal([(f"rank {rank}", one) for rank, one in enumerate(everyone)])
+        left = self._changed(chosen, exempt) if chosen else set()
         if meets:
             self._has_met = True
-            self._meet(chosen, optimizers, learned)
+            self._meet(chosen, optimizers, learned, left)
             _add(self._shared, chosen)
         else:
-            synchronise(chosen)
-        _add(self._equal, chosen)
+            synchronise(chosen, left=left)
+        _add(self._equal, [one for place, one in enumerate(chosen) if place not in left])
+        _add(self._settled, chosen)
+        self._forget(chosen, left)
+
+    def _changed(self, variables: Sequence[tf.Variable], exempt: Collection[int]) -> set[int]:
+        """Places of those that a step has changed on any rank; not of ids that are `exempt`."""
+        own = [
+            place
+            for place, variable in enumerate(variables)
+            if id(variable) not in exempt and self._changes.has(variable)
+        ]
+        everyone = primitives.gather_objects(own, "which variables steps have changed")
+        return {place for places in everyone for place in places}
+
+    def _forget(self, variables: Sequence[tf.Variable], left: Collection[int]) -> None:
+        """What has been made equal needs no look any more, unless parties are to meet yet."""
+        meets_later = self.first_sync is not None and not self._has_met
+        for place, variable in enumerate(variables):
+            if not meets_later:
+                self._changes.forget(variable)
+            elif place not in left:
+                self._changes.look(variable)
+
+    def _is_settled(self, variable: tf.Variable) -> bool:
+        return _holds(self._settled, variable)
 
     def _meet(
-        self, variables: list[tf.Variable], optimizers: Sequence[Any], learned: Adapted
+        self,
+        variables: list[tf.Variable],
+        optimizers: Sequence[Any],
+        learned: Adapted,
+        left: Collection[int],
     ) -> None:
         """Makes `variables` equal over the parties; called once, on all ranks.
 
-        What layers have `learned` travels behind them, to be compared.
+        What layers have `learned` travels behind them, to be compared. What is `left` to each
+        worker travels, too: parties need not have changed the same.
         """
         slots: set[int] = set()
         for optimizer in optimizers:
@@ -223,7 +348,7 @@ class Beginning:
                 for one, value, short in zip(synced, values, is_short, strict=True)
             ]
 
-        synchronise(variables, exchange)
+        synchronise(variables, exchange, left)
 
 
 def _unique(owned: Iterable[Any]) -> list[tf.Variable]:
@@ -232,17 +357,19 @@ def _unique(owned: Iterable[Any]) -> list[tf.Variable]:
     return list({id(one): one for one in raw}.values())
 
 
-def _is_ready(variable: tf.Variable) -> bool:
-    # Variables of other types hold no numbers; those created by a plain tf.function are initialised
-    # after its trace.
-    is_numeric = variable.dtype not in (tf.string, tf.resource, tf.variant)
-    return is_numeric and bool(variable.is_initialized())
+def _code_of(step: Callable[..., Any]) -> Hashable:
+    """The code of a step: the same in each trace, also where a script makes it anew."""
+    while isinstance(step, functools.partial):
+        step = step.func
+    step = getattr(step, "python_function", step)  # of a tf.function
+    step = getattr(inspect.unwrap(step), "__func__", inspect.unwrap(step))
+    return getattr(step, "__code__", None) or type(step).__call__
 
 
 def _are_ready(trained: Sequence[tf.Variable] | None) -> bool:
     # A tf.function that creates variables is traced twice, and runs the second trace only: then
     # they have their values.
-    return all(_is_ready(variable) for variable in trained or [])
+    return all(is_ready(variable) for variable in trained or [])
 
 
 def _add(references: dict[int, "weakref.ref[tf.Variable]"], new: Iterable[tf.Variable]) -> None:

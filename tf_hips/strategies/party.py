@@ -43,7 +43,7 @@ from tf_hips.ps.client.welcome import Welcome
 from tf_hips.ps.rules import UpdateRule
 from tf_hips.strategies import hooks
 from tf_hips.strategies.base import Extended, Strategy, device
-from tf_hips.strategies.beginning import EAGER_STEP, Beginning
+from tf_hips.strategies.beginning import STEP, Beginning
 from tf_hips.strategies.failures import Failures
 from tf_hips.strategies.fitting import Fitting
 from tf_hips.strategies.gradients import (
@@ -128,7 +128,7 @@ class PartyStrategy(WithoutServer, Strategy, Party):
         self._num_reductions = 0
         self._is_making_own = False
         self._model: keras.Model | None = None
-        self._is_running = False
+        self._is_running = self._is_tracing = False
         self._reduced: tuple[list[Any], Any] | None = None
         super().__init__(Extended(self, device()))
         self._turns = Turns(self.make_variable)
@@ -276,6 +276,9 @@ class PartyStrategy(WithoutServer, Strategy, Party):
     ) -> Any:
         """Runs `fn` on this replica; before the first step, replicas are compared and made equal.
 
+        What is run first is therefore run by all ranks. What one alone runs before that, in a
+        `tf.function` and without reductions, goes into `with tf_hips.local():`.
+
         Raises:
             ProtocolError: the ranks have different models, or `fn` is a training step of Keras that
                 reduces nothing.
@@ -285,24 +288,28 @@ class PartyStrategy(WithoutServer, Strategy, Party):
         model = owner if isinstance(owner, keras.Model) else None
         if getattr(fn, "__name__", "") in _INFERENCE_STEPS:
             return super().run(fn, args, kwargs, options)
-        outer = self._model, self._is_running
+        outer = self._model, self._is_running, self._is_tracing
         self._model, self._is_running = model, True
-        before = self._num_reductions
+        self._is_tracing = not tf.executing_eagerly()
+        before, met = self._num_reductions, self.beginning.num_meetings
         if self.loan is not None:
             self.loan.count(fn, args)
         try:
             if not tf.executing_eagerly():
                 result = super().run(fn, args, kwargs, options)
+                if not (outer[1] or hooks.is_local()):  # not a part of a step, nor for one rank
+                    self.beginning.of_trace(fn, model, has_met=self.beginning.num_meetings > met)
             else:
                 if model is not None:
                     self.beginning.of_model(model)
                 else:
-                    self.beginning.of_loop(EAGER_STEP)
+                    self.beginning.of_loop(STEP)
                     for optimizer in self._optimizers:
                         self._check_optimizer(optimizer)
+                self.beginning.look_at_new()
                 result = self.failures.translated(super().run)(fn, args, kwargs, options)
         finally:
-            self._model, self._is_running = outer
+            self._model, self._is_running, self._is_tracing = outer
         is_step = model is not None and fn.__name__ == "train_step" and model.trainable_weights
         if is_step and not tf.executing_eagerly():
             # A trace passes through all branches; a step that runs eagerly may rightly reduce
@@ -353,9 +360,7 @@ class PartyStrategy(WithoutServer, Strategy, Party):
                 )
         if self._is_alone():
             return [tf.identity(tensor) for tensor in tensors]
-        if self._is_running and self._model is None:
-            with tf.init_scope():
-                self.beginning.of_loop("reduce")
+        self._begin_at_reduction()
         kinds = [f"{tensor.dtype.name}_{'x'.join(map(str, tensor.shape))}" for tensor in tensors]
         label = f"exact.{'.'.join(kinds)}"[:200]
         # Rounded once, behind the division: a sum of halves may be beyond what they hold.
@@ -379,12 +384,16 @@ class PartyStrategy(WithoutServer, Strategy, Party):
                 for total, tensor in zip(sums, tensors, strict=True)
             ]
 
+    def _begin_at_reduction(self) -> None:
+        # An eager step has begun already, and may have written since.
+        if self._is_running and self._model is None and not tf.executing_eagerly():
+            with tf.init_scope():
+                self.beginning.of_loop("reduce")
+
     def _gather_rows(self, rows: tf.Tensor) -> tf.Tensor:
         """Joins `rows` of all ranks of the party along axis 0, in rank order."""
         self._num_reductions += 1
-        if self._is_running and self._model is None:
-            with tf.init_scope():
-                self.beginning.of_loop("reduce")
+        self._begin_at_reduction()
         label = f"gather.{rows.dtype.name}.{rows.shape.rank}"
         with tf.device("/cpu:0"):
             [joined] = self._turns(
@@ -549,8 +558,12 @@ class PartyStrategy(WithoutServer, Strategy, Party):
         return variable
 
     def _record(self, variable: tf.Variable, is_local: bool) -> None:
-        if not (self._is_making_own or is_local):
-            self.beginning.record(variable)
+        if self._is_making_own:
+            return
+        if is_local:
+            self.beginning.record_local(variable, in_step=self._is_running)
+        else:
+            self.beginning.record(variable, in_step=self._is_running, in_trace=self._is_tracing)
 
     # Checks.
 

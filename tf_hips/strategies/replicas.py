@@ -7,7 +7,7 @@ bytes, so any type arrives as it was.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,12 +70,17 @@ def check_equal_shapes(variables: Sequence[tf.Variable], advice: str = "") -> No
     raise ProtocolError(_first_difference(everyone) + advice)
 
 
-def synchronise(variables: Sequence[tf.Variable], first_sync: FirstSync | None = None) -> int:
+def synchronise(
+    variables: Sequence[tf.Variable],
+    first_sync: FirstSync | None = None,
+    left: Collection[int] = (),
+) -> int:
     """Gives all ranks rank 0's values. Eager.
 
     Args:
         variables: initialised variables, the same list on all ranks (see `check_equal_shapes`).
         first_sync: what rank 0 does with its values before they are spread.
+        left: places of those that travel, and stay as they are.
 
     Returns:
         Number of bytes synchronised.
@@ -108,8 +113,9 @@ def synchronise(variables: Sequence[tf.Variable], first_sync: FirstSync | None =
             )
             begin = end
     if values is not None and (primitives.size() > 1 or first_sync is not None):
-        for variable, value in zip(variables, values, strict=True):
-            variable.assign(value, read_value=False)
+        for place, (variable, value) in enumerate(zip(variables, values, strict=True)):
+            if place not in left:
+                variable.assign(value, read_value=False)
     return total
 
 

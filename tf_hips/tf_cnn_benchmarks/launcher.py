@@ -2,6 +2,7 @@
 """Runs upstream's script in this process, after what it needs has been put in place."""
 
 import contextlib
+import re
 import runpy
 import sys
 from collections.abc import Iterator, Sequence
@@ -43,7 +44,25 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     except SystemExit as end:
         return _exit_code(end)
+    except Exception as error:
+        text = _of_another_update(error)
+        if text is None:
+            raise
+        sys.stderr.write(f"{PROGRAM}: error: {text}\n")
+        return 1
     return 0
+
+
+def _of_another_update(error: Exception) -> str | None:
+    """What to say where upstream looks for variables that another `--variable_update` names so."""
+    found = re.search(r"Key (v0?/\S+) not found in checkpoint", str(error))
+    if type(error).__name__ != "NotFoundError" or found is None:
+        return None
+    return (
+        "a checkpoint must be read with the --model, --optimizer and --variable_update of the run "
+        "that wrote it; upstream names variables by the last (v0/... with horovod and independent, "
+        f"v/... with parameter_server). Received: no {found[1]} in the checkpoint of --train_dir"
+    )
 
 
 @contextlib.contextmanager

@@ -52,7 +52,7 @@ class Traced(Emulated):
 
 
 def _build(program: compll.Program) -> Path:
-    flags = [flag for flag in FLAGS if flag not in ("-shared", "-O1")]
+    flags = [flag for flag in FLAGS if flag not in ("-shared", "-O0")]
     source = cuda.emit(optimise(program))
     traced = [*flags, "-O1", "-fsanitize=thread", "-DTF_HIPS_TRACE", "-c"]
     kernels = make(traced, source, f"traced-{program.name}")

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Custom loops: `strategy.run`, `reduce`, `gather`, and what a replica knows of itself."""
 
+import re
+from pathlib import Path
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -71,6 +74,43 @@ def custom_loop(job: Job, parameter):
             close(trained, expected[1])
 
         job.afterwards(one_process, check)
+
+
+def _clipping_step(model):
+    """The step of docs/migration.md that changes gradients between tape and optimizer."""
+    text = (Path(__file__).parents[3] / "docs" / "migration.md").read_text(encoding="utf-8")
+    [code] = [one for one in re.findall(r"```python\n(.*?)```", text, re.S) if "clip_by" in one]
+    names = {
+        "tf": tf,
+        "model": model,
+        "optimizer": model.optimizer,
+        "loss_of": lambda y, p: tf.reduce_mean((p - y) ** 2),
+    }
+    exec(code, names)
+    return names["step"]
+
+
+@feature()
+def gradients_clipped_by_hand(job: Job):
+    x, y = linear(job)
+    strategy = job.strategy()
+    model = job.make(_build, strategy)
+    step = _clipping_step(model)
+    own = job.shard([x, y])
+    for begin in range(0, len(own[0]), BATCH):
+        strategy.run(step, tuple(tf.constant(one[begin : begin + BATCH]) for one in own))
+    job.assert_replicas(model)
+
+    def one_process():
+        model = _build()
+        step, batch = _clipping_step(model), BATCH * job.size
+        for begin in range(0, len(x), batch):
+            step(*(tf.constant(one[begin : begin + batch]) for one in (x, y)))
+        return model.get_weights()
+
+    if job.is_exact:
+        trained = model.get_weights()
+        job.afterwards(one_process, lambda expected: close(trained, expected))
 
 
 @feature(each=["graph", "eager"])

@@ -5,6 +5,7 @@ All of that is checked for every call. Whether a certificate is of the authority
 is a matter of the handshake: a connection may outlive it.
 """
 
+import contextlib
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -14,6 +15,7 @@ from tf_hips import log
 from tf_hips.errors import TfHipsError
 from tf_hips.ps.calls.refusals import Refusals
 from tf_hips.ps.security import tls
+from tf_hips.ps.security.expiry import Expiry, Validity, validity_of
 from tf_hips.ps.security.revocation import Revocations
 from tf_hips.ps.session.settings import ServerConfig
 from tf_hips.ps.transport.wire import Call
@@ -37,17 +39,22 @@ class TurnedAwayError(RefusedError):
 class Admission:
     """Who may call a server. Thread-safe."""
 
-    def __init__(self, config: ServerConfig, on_change: Callable[[str], None]) -> None:
+    def __init__(
+        self, config: ServerConfig, on_change: Callable[[str], None], expiry: Expiry
+    ) -> None:
         """Reads what is needed.
 
         Args:
             config: what the server is told.
             on_change: told in one sentence what has become of a changed file.
+            expiry: tells of children's certificates that end soon.
 
         Raises:
             ConfigError: the list of revoked certificates cannot be read.
         """
         self._config = config
+        self._expiry = expiry
+        self._validities: dict[str, Validity] = {}  # by site, as its last call has shown
         self._refusals = Refusals(config.max_refused)
         self._blameless = Refusals(config.max_refused)
         self._revocations = (
@@ -89,6 +96,19 @@ class Admission:
                 f"`{call.site}`"
             )
         self._check_run(call)
+        if self._config.tls is not None and not is_operator:
+            self._note_end(context, call.site)
+
+    def certificate_s(self, site: str) -> float | None:
+        """Seconds that are left of the certificate that a site showed last; None: none was."""
+        validity = self._validities.get(site)
+        return None if validity is None else self._expiry.look(_name_of(site), validity)
+
+    def _note_end(self, context: grpc.ServicerContext, site: str) -> None:
+        with contextlib.suppress(ValueError):  # one that nobody here can read is the authority's
+            validity = validity_of(b"".join(context.auth_context().get("x509_pem_cert", ())))
+            self._validities[site] = validity
+            self._expiry.look(_name_of(site), validity)
 
     def check_shard(self, context: grpc.ServicerContext, call: Call) -> None:
         """Finds out whether a call comes from another global server of the run.
@@ -166,6 +186,10 @@ class Admission:
         In plain text, on loopback, all are one, who is never turned away.
         """
         return _fingerprint(context) if self._config.tls is not None else ""
+
+
+def _name_of(site: str) -> str:
+    return str(tls.Identity(tls.CHILD_ROLE, site))
 
 
 def _fingerprint(context: grpc.ServicerContext) -> str:

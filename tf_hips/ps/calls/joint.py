@@ -29,8 +29,10 @@ from tf_hips.errors import (
     ProtocolError,
     TfHipsError,
     ToleranceError,
+    reason_of_end,
 )
-from tf_hips.ps.client.link import Link, Patience
+from tf_hips.ps.client.link import Link
+from tf_hips.ps.client.patience import Patience
 from tf_hips.ps.robust.joint import LEAD, JointStore
 from tf_hips.ps.rules.joint import Report, Verdict
 from tf_hips.ps.security import tls
@@ -112,10 +114,10 @@ class _Judge(abc.ABC):
             return self._store if not self._is_done and is_there() else None
 
     def _end(self, error: TfHipsError) -> None:
-        _, ended, reason = str(error).partition(ENDED)
+        reason = reason_of_end(str(error))
         kept = (ProtocolError, NonFiniteError, ToleranceError)
         kind = type(error) if isinstance(error, kept) else PeerError
-        self._session.end(reason if ended else f"{self._name}: {error}", kind)
+        self._session.end(f"{self._name}: {error}" if reason is None else reason, kind)
 
     @property
     def _name(self) -> str:
@@ -307,7 +309,7 @@ class Follower(_Judge):
         try:
             yield
         except PeerError as error:
-            if ENDED in str(error):
+            if reason_of_end(str(error)) is not None:
                 raise
             raise PeerError(f"shard {LEAD}, the lead, {what}. {error}") from None
 

@@ -55,7 +55,7 @@ from tf_hips.ps.session.session import Session
 from tf_hips.ps.session.settings import ServerConfig
 from tf_hips.ps.session.waiting import STOPPED, HungUpError
 from tf_hips.ps.terms.tree import check_workers, read_groups, read_guards, read_leaves
-from tf_hips.ps.transport import wire
+from tf_hips.ps.transport import keepalive, wire
 from tf_hips.ps.transport.calls_at_once import CallsAtOnce, CrowdedError
 from tf_hips.ps.transport.news import news_to_message
 from tf_hips.ps.transport.parcel import Held
@@ -286,6 +286,7 @@ class Calls:
             shard=self._config.shard,
             is_over=session.is_over,
             absent=session.absent(),
+            lost_after_s=float(self._config.lost_after_s),
         )
 
     def _join(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
@@ -376,7 +377,8 @@ class Calls:
         context: grpc.ServicerContext,
     ) -> Iterator[bytes]:
         context.send_initial_metadata(())  # the child knows that it has been heard
-        for news in session.watch(caller):
+        # The child's own ticks are read by gRPC alone, which is what they are for.
+        for news in session.watch(caller, keepalive.tick_s(self._config.lost_after_s)):
             yield news_to_message(news)
 
     def _leave(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:

@@ -3,6 +3,8 @@
 
     client         join, agree on the model, first synchronisation, rounds, leave
     link           the connection: made, lost, made again, watched and measured
+    failures       what an error of a call means: a broken connection, a busy server, its word
+    patience       how long a call may wait while nothing moves
     views          one round as a party sees it: packets up, and room for those down
     passage        what travels, wherever it comes from and goes to
     exchange       the packets of one round, up to one server and back

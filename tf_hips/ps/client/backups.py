@@ -14,7 +14,9 @@ import grpc
 
 from tf_hips import log
 from tf_hips.errors import PeerError, ProtocolError, TfHipsError
-from tf_hips.ps.client.link import Link, Patience, detail
+from tf_hips.ps.client.failures import detail
+from tf_hips.ps.client.link import Link
+from tf_hips.ps.client.patience import Patience
 from tf_hips.ps.transport import wire
 from tf_hips.ps.transport.news import Request
 from tf_hips.ps.transport.parcel import Held, Intake

@@ -27,7 +27,8 @@ from tf_hips.config import Uplink
 from tf_hips.errors import ENDED, ConfigError, PeerError, ProtocolError, TfHipsError
 from tf_hips.ps.client.backups import Backups, Give
 from tf_hips.ps.client.exchange import Exchange
-from tf_hips.ps.client.link import Link, detail
+from tf_hips.ps.client.failures import detail
+from tf_hips.ps.client.link import Link
 from tf_hips.ps.client.passage import Passage, ReadWeights, read_terms
 from tf_hips.ps.client.sketch import Fixed, Hearing
 from tf_hips.ps.client.transfers import Transfers
@@ -175,6 +176,7 @@ class Client:
         self._shard.check(self._uplink.server, terms["shard"])
         if self._must_be_back and terms["is_over"]:
             raise PeerError(f"Server {self._uplink.server}: {ENDED}No process can come back to it.")
+        self.link.follow(terms["lost_after_s"])
         self._is_durable = terms["is_durable"]
         self._max_gather_bytes = terms["max_gather_bytes"]
         self.wait_s = max(deadline_s, terms["round_timeout_s"] + _MARGIN_S)
@@ -488,18 +490,20 @@ class Client:
     def leave(self, reason: str | None = None) -> None:
         """Leaves the run and closes the connection; with a reason, the run ends for all.
 
-        A server that is gone by then is no error: the run is over either way. One that keeps its
-        runs may be starting again, so it is tried for a minute. A second call does nothing.
+        A server that is gone by then is no error: the run is over either way. A link that is away
+        for a moment would pass for a party that is lost, so it is tried for 10 s while somebody
+        listens there, and for a minute where the server keeps its runs: it may be starting again. A
+        second call does nothing.
         """
         try:
             is_heard = not self.link.is_closed and self.link.ended is None
             if is_heard and (self._welcome is not None or self._is_joining):
                 timeout_s = min(self._uplink.deadline_s, _LEAVE_S)
                 request = wire.to_json(reason=reason)
-                if self._is_durable and self._welcome is not None:
-                    self.link.control("Leave", request, max(timeout_s, _LEAVE_DURABLE_S))
-                else:
-                    self.link.once("Leave", request, 0, timeout_s)
+                comes_back = self._is_durable and self._welcome is not None
+                if comes_back:
+                    timeout_s = max(timeout_s, _LEAVE_DURABLE_S)
+                self.link.control("Leave", request, timeout_s, comes_back=comes_back)
         except (grpc.RpcError, TfHipsError) as error:
             log.warning(
                 "Leaving the run was not heard by %s: %s", self._uplink.server, detail(error)

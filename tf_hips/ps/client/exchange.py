@@ -9,8 +9,9 @@ import functools
 from collections.abc import Sequence
 
 from tf_hips.errors import ProtocolError
-from tf_hips.ps.client.link import Link, Patience
+from tf_hips.ps.client.link import Link
 from tf_hips.ps.client.passage import Passage, WayUp, moving, read_held, say_held
+from tf_hips.ps.client.patience import Patience
 from tf_hips.ps.client.sketch import Fixed
 from tf_hips.ps.client.views import Halt
 from tf_hips.ps.client.vote import Ballot

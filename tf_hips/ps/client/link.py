@@ -19,34 +19,19 @@ import grpc
 
 from tf_hips import log
 from tf_hips.config import Uplink
-from tf_hips.errors import (
-    ENDED,
-    ConfigError,
-    NonFiniteError,
-    PacketError,
-    PeerError,
-    ProtocolError,
-    TfHipsError,
-    ToleranceError,
-)
-from tf_hips.ps.security import tls
+from tf_hips.errors import ENDED, ConfigError, PeerError, ProtocolError, TfHipsError
+from tf_hips.ps.client.failures import code_of, detail, is_broken, is_busy, kind_of
+from tf_hips.ps.client.patience import Patience
+from tf_hips.ps.security import expiry, tls
 from tf_hips.ps.security.diagnosis import diagnose
-from tf_hips.ps.transport import wire
-from tf_hips.ps.transport.calls_at_once import TOO_MANY
-from tf_hips.ps.transport.news import Request, news_from_message
+from tf_hips.ps.transport import keepalive, wire
+from tf_hips.ps.transport.news import TICK, Request, Tick, news_from_message
 from tf_hips.ps.transport.sockets import Meter
 from tf_hips.ps.transport.wire import Call
 
 CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", wire.MESSAGE_BYTES),
     ("grpc.max_receive_message_length", wire.MESSAGE_BYTES),
-    # Pings go out where nothing has come in for a while. They find a link that is silently dead in
-    # time to come back over another connection, and keep routers from forgetting a quiet one.
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 30_000),
-    ("grpc.http2.ping_timeout_ms", 30_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
     ("grpc.client_idle_timeout_ms", 2**31 - 1),
     ("grpc.enable_retries", 0),
     ("grpc.initial_reconnect_backoff_ms", 200),
@@ -61,59 +46,8 @@ CHANNEL_OPTIONS = (
 # A server that never answered may still be starting, but not for a whole round's deadline.
 _FIRST_CONTACT_S = 30.0
 _PAUSES_S = (0.05, 0.2, 0.5, 1.0, 2.0)
-_ERRORS: dict[grpc.StatusCode, type[TfHipsError]] = {
-    grpc.StatusCode.INVALID_ARGUMENT: PacketError,
-    grpc.StatusCode.OUT_OF_RANGE: NonFiniteError,
-    grpc.StatusCode.NOT_FOUND: ToleranceError,
-    grpc.StatusCode.FAILED_PRECONDITION: ProtocolError,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: ProtocolError,
-}
-# What gRPC's server says when `maximum_concurrent_rpcs` is reached, and ours to one child.
-_BUSY = ("Concurrent RPC limit", TOO_MANY)
 
 _Result = TypeVar("_Result")
-
-
-class Patience:
-    """Time that may pass while nothing moves. Thread-safe."""
-
-    def __init__(self, seconds: float) -> None:
-        """Begins to count now."""
-        self.seconds = seconds
-        self._deadline = time.monotonic() + seconds
-
-    def renew(self) -> None:
-        """Something has moved."""
-        self._deadline = time.monotonic() + self.seconds
-
-    @property
-    def left_s(self) -> float:
-        """Seconds left; never 0, because gRPC takes that for no limit at all."""
-        return max(0.001, self._deadline - time.monotonic())
-
-    @property
-    def is_over(self) -> bool:
-        """Whether there is no time left."""
-        return time.monotonic() >= self._deadline
-
-    @contextlib.contextmanager
-    def bounding(self, call: grpc.Future) -> Iterator[None]:
-        """Cancels `call` when no time is left; it needs no deadline of its own."""
-        done = threading.Event()
-
-        def guard() -> None:
-            while not done.wait(self.left_s):
-                if self.is_over:
-                    call.cancel()
-                    return
-
-        thread = threading.Thread(target=guard, name="tf_hips-patience", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()
 
 
 class Link:
@@ -150,6 +84,8 @@ class Link:
         self._channel: grpc.Channel | None = None
         self._disconnects = 0
         self._has_connected = False
+        self._lost_after_s = keepalive.LOST_AFTER_S
+        self._own = expiry.own(uplink.tls)
         self._closed = threading.Event()
         self._wake = threading.Event()  # the run has ended, or the link was closed
         self._watcher: threading.Thread | None = None
@@ -175,6 +111,17 @@ class Link:
         """The server was there before: it is looked for as long as one that was lost."""
         self._has_connected = True
 
+    def follow(self, lost_after_s: float) -> None:
+        """From now on finds a dead connection within half of `lost_after_s`.
+
+        The server takes a child for lost that was away for so many seconds. A connection that was
+        made with other pings is made anew by the next call.
+        """
+        changes = keepalive.options(lost_after_s) != keepalive.options(self._lost_after_s)
+        self._lost_after_s = lost_after_s
+        if changes:
+            self._disconnect()
+
     def stub(self, kind: str, method: str, timeout_s: float) -> Callable[..., Any]:
         """The callable of one method, over a connection that is made if there is none.
 
@@ -199,25 +146,40 @@ class Link:
         self.meter.scan()  # a channel that was idle has connected anew by now, if it can
 
     def once(self, method: str, request: bytes, attempt: int, timeout_s: float) -> bytes:
-        """Makes one unary call, once."""
-        answer: bytes = self.stub("unary_unary", method, timeout_s)(
-            request, timeout=timeout_s, metadata=self.metadata(0, attempt)
-        )
+        """Makes one unary call, once; connecting and answer have `timeout_s` together."""
+        patience = Patience(timeout_s)
+        stub = self.stub("unary_unary", method, timeout_s)
+        answer: bytes = stub(request, timeout=patience.left_s, metadata=self.metadata(0, attempt))
         self.meter.scan()
         return answer
 
-    def control(self, method: str, request: bytes, patience_s: float) -> bytes:
-        """Makes one unary call, over a new connection if need be."""
+    def control(
+        self, method: str, request: bytes, patience_s: float, *, comes_back: bool = True
+    ) -> bytes:
+        """Makes one unary call, over a new connection if need be; arguments as of `persist`."""
         return self.persist(
             method,
             patience_s,
             lambda attempt, patience: self.once(method, request, attempt, patience.left_s),
+            comes_back=comes_back,
         )
 
     def persist(
-        self, method: str, patience_s: float, call: Callable[[int, Patience], _Result]
+        self,
+        method: str,
+        patience_s: float,
+        call: Callable[[int, Patience], _Result],
+        *,
+        comes_back: bool = True,
     ) -> _Result:
         """Runs `call(attempt, patience)` until it ends, over a new connection if need be.
+
+        Args:
+            method: its name.
+            patience_s: seconds in which nothing may move.
+            call: makes it.
+            comes_back: whether a server that is gone may come back with its run. Else nobody looks
+                for it once nobody listens there.
 
         Raises:
             TfHipsError: the run has ended, the server refuses, or it cannot be reached.
@@ -233,14 +195,15 @@ class Link:
                 self._has_connected = True
                 return result
             except (grpc.RpcError, grpc.FutureCancelledError) as error:
-                code = error.code() if isinstance(error, grpc.RpcError) else None
                 # A server that stops cancels calls that have just come.
-                is_stopped = code == grpc.StatusCode.CANCELLED and not (
-                    self._closed.is_set() or patience.is_over
+                is_stopped = (
+                    isinstance(error, grpc.RpcError)
+                    and error.code() == grpc.StatusCode.CANCELLED
+                    and not (self._closed.is_set() or patience.is_over)
                 )
-                if code == grpc.StatusCode.UNAVAILABLE or is_stopped:
-                    reason = self._pause(method, attempt, patience)
-                elif _is_busy(error):
+                if is_broken(error) or is_stopped:
+                    reason = self._pause(method, attempt, patience, reason, comes_back)
+                elif is_busy(error):
                     self._rest(method, attempt, patience)
                 else:
                     self._has_connected = True
@@ -271,6 +234,7 @@ class Link:
 
     def _read_credentials(self) -> None:
         """Takes the certificate that the files hold now; they may have been replaced."""
+        self._own.look()
         identity = self._uplink.tls
         if identity is None:
             return
@@ -295,11 +259,15 @@ class Link:
         with contextlib.ExitStack() as unfinished:
             with self.meter.connecting():
                 self._read_credentials()
+                options: tuple[tuple[str, Any], ...] = (
+                    *CHANNEL_OPTIONS,
+                    *keepalive.options(self._lost_after_s),
+                )
                 if self._credentials is None:
-                    channel = grpc.insecure_channel(self._uplink.server, CHANNEL_OPTIONS)
+                    channel = grpc.insecure_channel(self._uplink.server, options)
                 else:
                     name = tls.server_name(self._uplink.server_role)
-                    options = (*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", name))
+                    options = (*options, ("grpc.ssl_target_name_override", name))
                     channel = grpc.secure_channel(self._uplink.server, self._credentials, options)
                 # A traceback would keep it alive, and gRPC lets no process end that has one which
                 # connects.
@@ -329,8 +297,13 @@ class Link:
                     self._channel = None
                 self.meter.settle()
 
-    def _pause(self, method: str, attempt: int, patience: Patience) -> str:
-        """After a broken connection: says why, having waited a moment, or raises."""
+    def _pause(
+        self, method: str, attempt: int, patience: Patience, reason: str, comes_back: bool
+    ) -> str:
+        """After a broken connection: says why, having waited a moment, or raises.
+
+        What differs from `reason`, as it was before, is logged.
+        """
         self._disconnect()
         self._check(method)
         name = tls.server_name(self._uplink.server_role)
@@ -342,12 +315,17 @@ class Link:
             was_there=self._has_connected,
         )
         self._check(method)
+        # Whoever was connected has had all that it needs, so what is wrong now may be put right: a
+        # certificate renewed, the other half of it copied, what answers for the server gone.
+        may_pass = found.may_pass or self._has_connected
+        if found.is_refused and not comes_back:
+            may_pass = False
         waited_s = patience.seconds - patience.left_s
         is_late = not self._has_connected and waited_s > _FIRST_CONTACT_S
-        if not found.may_pass or is_late or patience.left_s < _pause_s(attempt):
-            waited = f" Tried for {waited_s:.0f} s." if found.may_pass else ""
+        if not may_pass or is_late or patience.left_s < _pause_s(attempt):
+            waited = f" Tried for {waited_s:.0f} s." if may_pass else ""
             raise PeerError(f"{method}: {found.text}{waited}") from None
-        if attempt == 0:
+        if found.text != reason:
             log.warning(
                 "%s: no connection to %s. %s Trying again.",
                 method,
@@ -369,8 +347,7 @@ class Link:
     def _translate(
         self, method: str, error: Exception, patience: Patience, began: float, reason: str
     ) -> TfHipsError:
-        code = error.code() if isinstance(error, grpc.RpcError) else grpc.StatusCode.CANCELLED
-        text = detail(error)
+        code, text = code_of(error), detail(error)
         waited_s = time.monotonic() - began
         if code == grpc.StatusCode.DEADLINE_EXCEEDED and "Deadline Exceeded" in text:
             text = f"no answer within {waited_s:.0f} s."
@@ -380,22 +357,31 @@ class Link:
             text = "this party has left the run."
         elif code == grpc.StatusCode.CANCELLED and patience.is_over:
             text = f"no byte has moved for {patience.seconds:.0f} s."
-        return _ERRORS.get(code, PeerError)(f"Server {self._uplink.server}, {method}: {text}")
+        return kind_of(code)(f"Server {self._uplink.server}, {method}: {text}")
+
+    def _ticks(self, is_over: threading.Event) -> Iterator[bytes]:
+        """The request of a `Watch`, and signs of life until `is_over`."""
+        yield TICK
+        while not is_over.wait(keepalive.tick_s(self._lost_after_s)):
+            self._own.look()
+            yield TICK
 
     def _watch(self) -> None:
         """Keeps a `Watch` call open until the run ends or the link is closed."""
         attempt = 0
         while not self._closed.is_set():
-            channel = self._channel
+            channel, is_over = self._channel, threading.Event()
             try:
                 # Without a channel: the thread that calls has lost it and makes another.
                 if channel is not None:
-                    call = self._method(channel, "unary_stream", "Watch")
-                    stream = call(b"", metadata=self.metadata())
+                    call = self._method(channel, "stream_stream", "Watch")
+                    stream = call(self._ticks(is_over), metadata=self.metadata())
                     stream.initial_metadata()  # the server has heard
                     self.meter.scan()
                     for message in stream:
                         news = news_from_message(message)
+                        if isinstance(news, Tick):
+                            continue
                         if isinstance(news, Request):
                             if self.on_request is not None:
                                 self.on_request(news)
@@ -411,11 +397,8 @@ class Link:
                 self._end(str(error))
                 return
             except grpc.RpcError as error:
-                is_lost = error.code() in (
-                    grpc.StatusCode.UNAVAILABLE,
-                    grpc.StatusCode.CANCELLED,
-                )
-                if not is_lost and not _is_busy(error):
+                is_stopped = error.code() == grpc.StatusCode.CANCELLED
+                if not (is_broken(error) or is_stopped or is_busy(error)):
                     self._end(detail(error))
                     return
             except Exception as error:  # the server would take this child for lost
@@ -424,6 +407,8 @@ class Link:
                 (log.debug if attempt else log.warning)(
                     "The watch of this party has failed and begins again. %r", error
                 )
+            finally:
+                is_over.set()
             self._closed.wait(_pause_s(attempt))
             attempt = 0 if self._channel is not channel else attempt + 1
 
@@ -434,21 +419,6 @@ class Link:
         self._wake.set()
         if self.on_end is not None:
             self.on_end()
-
-
-def detail(error: Exception) -> str:
-    """What the other side says, or else the error's own text."""
-    with contextlib.suppress(AttributeError):
-        return str(error.details())  # type: ignore[attr-defined]
-    return str(error)
-
-
-def _is_busy(error: Exception) -> bool:
-    return (
-        isinstance(error, grpc.RpcError)
-        and error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-        and any(text in detail(error) for text in _BUSY)
-    )
 
 
 def _pause_s(attempt: int) -> float:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
-from tf_hips.ps.client.link import Patience
+from tf_hips.ps.client.patience import Patience
 from tf_hips.ps.transport import wire
 from tf_hips.ps.transport.wire import Buffer
 
@@ -113,4 +113,5 @@ def read_terms(answer: bytes) -> dict[str, Any]:
         shard=list,
         is_over=bool,
         absent=list,
+        lost_after_s=float,
     )

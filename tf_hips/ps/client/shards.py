@@ -40,6 +40,7 @@ from tf_hips.ps.transport.sockets import WireBytes
 
 SEPARATOR = ","
 # What servers of one run need not agree on: how far they are, and who they are.
+_TURN_S = 0.2  # of waiting
 _EACH_ITS_OWN = ("round", "newest", "session", "is_back", "oldest", "keeps_all")
 
 _Result = TypeVar("_Result")
@@ -385,7 +386,7 @@ def _together(
     first: BaseException | None = None
     try:
         for _ in tasks:
-            error = done.get()
+            error = _heard(done)
             if error is not None and first is None:
                 first = error
                 on_error()
@@ -395,3 +396,10 @@ def _together(
     if first is not None:
         raise first
     return [results[place] for place in range(len(tasks))]
+
+
+def _heard(done: "queue.SimpleQueue[BaseException | None]") -> BaseException | None:
+    # In turns: Python does not hear a signal that comes when a wait is about to begin.
+    while True:
+        with contextlib.suppress(queue.Empty):
+            return done.get(timeout=_TURN_S)

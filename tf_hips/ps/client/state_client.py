@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker's end of ESync's state server: a question before every local step.
 
-One connection is kept for all questions, and made anew where it has broken. A question that got no
-answer is asked again: asking twice changes nothing but the moment.
+One connection is kept for all questions, and made anew where it has broken, with the certificate
+that the files hold then. A question that got no answer is asked again until its deadline, once the
+server has answered any: asking twice changes nothing but the moment.
 """
 
 import contextlib
@@ -14,12 +15,14 @@ import time
 import urllib.parse
 from collections.abc import Callable
 
+from tf_hips import log
 from tf_hips.config import Tls
 from tf_hips.errors import ConfigError, PeerError, ProtocolError
 from tf_hips.ps.security import tls
 from tf_hips.ps.transport.sockets import is_loopback, split_address
 
 _MAX_ANSWER_BYTES = 1 << 16
+_MOST_PAUSE_S = 2.0
 
 
 class StateClient:
@@ -57,13 +60,13 @@ class StateClient:
         self._rank = rank
         self._deadline_s = deadline_s
         self._clock = clock
-        self._context: ssl.SSLContext | None = None
-        if identity is not None:
-            tls.check_pair(identity)
-            self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            self._context.load_verify_locations(identity.authority)
-            self._context.load_cert_chain(identity.certificate, identity.key)
-        self._connection: http.client.HTTPConnection | None = None
+        self._contexts = (
+            None
+            if identity is None
+            else tls.Renewed(identity, _context, lambda text: log.warning("%s", text))
+        )
+        self._has_answered = False
+        self._connection: _Connection | None = None
 
     def init(self, num_workers: int, epsilon: float) -> None:
         """Begins a table; the worker of rank 0 does, before anybody asks.
@@ -117,22 +120,37 @@ class StateClient:
     def _post(self, path: str, **fields: float) -> bytes:
         body = urllib.parse.urlencode({name: repr(value) for name, value in fields.items()})
         ends = time.monotonic() + self._deadline_s
+        attempt = 0
         while True:
             is_new = self._connection is None
             try:
-                return self._once(path, body)
+                answer = self._once(path, body, max(0.001, ends - time.monotonic()))
+                self._has_answered = True
+                return answer
             except (OSError, http.client.HTTPException) as error:
                 self.close()
                 # One that was idle may have been closed by the other side; a new one says more.
-                if is_new or time.monotonic() > ends:
+                pause_s = min(_MOST_PAUSE_S, 0.05 * 2**attempt) if is_new else 0.0
+                may_pass = self._has_answered or not is_new
+                if not may_pass or time.monotonic() + pause_s > ends:
                     raise PeerError(
                         f"State server {self._address}, /{path}/: no answer: "
                         f"{str(error) or type(error).__name__}"
                     ) from error
+                if attempt == 0 and is_new:
+                    log.warning(
+                        "No connection to the state server %s: %s. Trying again.",
+                        self._address,
+                        error,
+                    )
+                attempt += is_new
+                time.sleep(pause_s)
 
-    def _once(self, path: str, body: str) -> bytes:
+    def _once(self, path: str, body: str, timeout_s: float) -> bytes:
         if self._connection is None:
-            self._connection = _Connection(self._host, self._port, self._context, self._deadline_s)
+            context = None if self._contexts is None else self._contexts.get()
+            self._connection = _Connection(self._host, self._port, context)
+        self._connection.wait(timeout_s)
         self._connection.request(
             "POST", f"/{path}/", body, {"Content-Type": "application/x-www-form-urlencoded"}
         )
@@ -147,14 +165,26 @@ class StateClient:
         return content
 
 
+def _context(identity: Tls) -> ssl.SSLContext:
+    tls.check_pair(identity)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(identity.authority)
+    context.load_cert_chain(identity.certificate, identity.key)
+    return context
+
+
 class _Connection(http.client.HTTPConnection):
     """A connection whose other end shows the certificate of a server, whatever its address is."""
 
-    def __init__(
-        self, host: str, port: int, context: ssl.SSLContext | None, timeout_s: float
-    ) -> None:
-        super().__init__(host, port, timeout=timeout_s)
+    def __init__(self, host: str, port: int, context: ssl.SSLContext | None) -> None:
+        super().__init__(host, port)
         self._context = context
+
+    def wait(self, timeout_s: float) -> None:
+        """From now on each step may take so many seconds."""
+        self.timeout = timeout_s
+        if self.sock is not None:
+            self.sock.settimeout(timeout_s)
 
     def connect(self) -> None:
         """Connects, with a handshake where there is a context."""

@@ -8,8 +8,9 @@ import contextlib
 from collections.abc import Callable
 
 from tf_hips.errors import ProtocolError
-from tf_hips.ps.client.link import Link, Patience
+from tf_hips.ps.client.link import Link
 from tf_hips.ps.client.passage import ReadWeights, WayUp, moving, read_held, say_held
+from tf_hips.ps.client.patience import Patience
 from tf_hips.ps.rounds.gather import bits_bytes, from_bits
 from tf_hips.ps.terms.weights import Described
 from tf_hips.ps.transport import wire

@@ -19,16 +19,27 @@ from tf_hips.ps.transport.sockets import Meter
 
 _CLIENT_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 _TLS_ALERT, _TLS_HANDSHAKE = 0x15, 0x16
+# What OpenSSL says where the other side answers in plain text. 3.0: the first two; 3.2: the last.
+_PLAIN_TEXT = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")
+# In alerts that are about a certificate; others are about the connection.
+_OF_CERTIFICATES = ("CERTIFICATE", "UNKNOWN_CA", "ACCESS_DENIED")
 # OpenSSL's X509_V_ERR_* values.
 _VERIFY_NOT_YET, _VERIFY_EXPIRED, _VERIFY_PURPOSE, _VERIFY_HOST = 9, 10, 26, 62
 
 
 @dataclasses.dataclass(frozen=True)
 class Diagnosis:
-    """Why a connection does not come about; `may_pass` says whether trying again can help."""
+    """Why a connection does not come about.
+
+    Attributes:
+        text: says it.
+        may_pass: whether trying again can help.
+        is_refused: whether the host is there, and nobody listens at the port.
+    """
 
     text: str
     may_pass: bool
+    is_refused: bool = False
 
 
 def diagnose(
@@ -50,8 +61,9 @@ def diagnose(
         name: the DNS name that the server's certificate must carry.
         meter: counts the bytes of the probe.
         timeout_s: seconds for each step.
-        was_there: whether the host was found before; its name may be found again then, as that of a
-            container that is started again.
+        was_there: whether the client was connected before; its host's name may be found again
+            then, as that of a container that is started again, and it goes on with the certificate
+            that it had where the files hold none now.
     """
     where = f"{host}:{port}"
     try:
@@ -62,12 +74,13 @@ def diagnose(
         return Diagnosis(f"The host of {where} is not known: {error.strerror}.", may_pass)
     except OSError as error:
         reason = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
-        return Diagnosis(f"Nothing listens at {where} ({reason}).", may_pass=True)
+        is_refused = isinstance(error, ConnectionRefusedError)
+        return Diagnosis(f"Nothing listens at {where} ({reason}).", True, is_refused)
     with connection:
         try:
             if tls is None:
                 return _diagnose_plain(connection, where)
-            return _diagnose_tls(connection, where, tls, name)
+            return _diagnose_tls(connection, where, tls, name, was_there=was_there)
         finally:
             if meter is not None:
                 with contextlib.suppress(OSError):
@@ -112,15 +125,19 @@ def _speaks_tls(address: tuple[str, int]) -> bool:
         return False
 
 
-def _diagnose_tls(connection: socket.socket, where: str, tls: Tls, name: str) -> Diagnosis:
+def _diagnose_tls(
+    connection: socket.socket, where: str, tls: Tls, name: str, *, was_there: bool
+) -> Diagnosis:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.set_alpn_protocols(["h2"])
     try:
         context.load_verify_locations(tls.authority)
         context.load_cert_chain(tls.certificate, tls.key)
     except (OSError, ssl.SSLError) as error:
+        kept = " The one before it is used on, in vain." if was_there else ""
         return Diagnosis(
-            f"The own certificate {tls.certificate} cannot be used: {error}.", may_pass=False
+            f"The own certificate {tls.certificate} cannot be used: {error}.{kept}",
+            may_pass=was_there,
         )
     try:
         with context.wrap_socket(connection, server_hostname=name) as secure:
@@ -133,12 +150,16 @@ def _diagnose_tls(connection: socket.socket, where: str, tls: Tls, name: str) ->
     except ssl.SSLCertVerificationError as error:
         return Diagnosis(_explain_verification(where, error, tls, name), may_pass=False)
     except ssl.SSLError as error:
-        text = str(error).upper()
-        if "WRONG_VERSION" in text or "RECORD" in text:
+        said = error.reason or ""
+        if said in _PLAIN_TEXT:
             return Diagnosis(f"{where} speaks plain text and this side TLS.", may_pass=False)
-        if "ALERT" not in text:
+        reason = None
+        if "ALERT" in said:
+            reason = _own_fault(tls)
+            if reason is None and any(word in said for word in _OF_CERTIFICATES):
+                reason = f"it sent an alert ({str(error)[:120]})"
+        if reason is None:
             return Diagnosis(f"The TLS handshake with {where} failed: {error}.", may_pass=True)
-        reason = _own_fault(tls) or f"it sent an alert ({str(error)[:120]})"
     except OSError as error:
         return Diagnosis(
             f"{where} broke off the TLS handshake ({error.strerror or error}); "
@@ -173,8 +194,8 @@ def _own_fault(tls: Tls) -> str | None:
         if error.verify_code == _VERIFY_NOT_YET:
             return "it is not valid yet: are the clocks right?"
         return f"it does not come from {tls.authority} ({error.verify_message})"
-    except ssl.SSLError as error:
-        return f"it cannot be used ({error.reason})"
+    except OSError as error:  # of `ssl`, too
+        return f"it cannot be used ({getattr(error, 'reason', None) or error})"
     return None
 
 

@@ -16,6 +16,7 @@ import ssl
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import grpc
 
@@ -27,6 +28,8 @@ SERVER_ROLE = "global-server"
 CHILD_ROLE = "party"
 OPERATOR_ROLE = "operator"
 PARTY_SERVER_ROLE = "server"
+
+_Made = TypeVar("_Made")
 
 
 def server_name(role: str) -> str:
@@ -134,13 +137,55 @@ class _Watched:
             self._on_change(f"Handshakes use the changed certificate {self._tls.certificate}")
             return configuration
 
-    def _look(self) -> list[tuple[int, int, int] | None]:
-        paths = (self._tls.authority, self._tls.certificate, self._tls.key)
-        return [stamp_of(Path(path)) for path in paths]
+    def _look(self) -> "Stamps":
+        return _stamps_of(self._tls)
 
     def _read(self) -> grpc.ServerCertificateConfiguration:
         authority, certificate, key = read(self._tls)
         return grpc.ssl_server_certificate_configuration([(key, certificate)], authority)
+
+
+class Renewed(Generic[_Made]):
+    """What is made of an identity's files, made anew when they have changed. Thread-safe."""
+
+    def __init__(
+        self, tls: Tls, make: Callable[[Tls], _Made], on_change: Callable[[str], None]
+    ) -> None:
+        """Makes it.
+
+        Args:
+            tls: the identity.
+            make: raises ConfigError or OSError where the files do not go together, as while they
+                are replaced one after the other; then what was made of the old ones is used on.
+            on_change: told in one sentence what has become of changed files.
+        """
+        self._tls = tls
+        self._make = make
+        self._on_change = on_change
+        self._lock = threading.Lock()
+        self._stamps = _stamps_of(tls)
+        self._made = make(tls)
+
+    def get(self) -> _Made:
+        """What the next connection is made with."""
+        with self._lock:
+            stamps = _stamps_of(self._tls)
+            if stamps != self._stamps:
+                self._stamps = stamps
+                try:
+                    self._made = self._make(self._tls)
+                except (ConfigError, OSError) as error:
+                    self._on_change(f"The changed certificate is not used: {error}")
+                else:
+                    self._on_change(f"The changed certificate {self._tls.certificate} is used")
+            return self._made
+
+
+Stamps = list[tuple[int, int, int] | None]
+
+
+def _stamps_of(tls: Tls) -> Stamps:
+    return [stamp_of(Path(path)) for path in (tls.authority, tls.certificate, tls.key)]
 
 
 def stamp_of(path: Path) -> tuple[int, int, int] | None:

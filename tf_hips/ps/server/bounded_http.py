@@ -16,8 +16,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from tf_hips import log
 from tf_hips.config import Tls
-from tf_hips.ps.security import tls
+from tf_hips.ps.security import expiry, tls
+from tf_hips.ps.security.diagnosis import check_server
 
 _REQUEST_S = 10.0
 _IDLE_S = 60.0
@@ -44,13 +46,21 @@ class BoundedServer(http.server.ThreadingHTTPServer):
         Args:
             address: where it listens.
             handler: of its requests.
-            identity: of the server, which then asks for a certificate; None: plain text.
+            identity: of the server, which then asks for a certificate; its files are read again
+                when they have changed. None: plain text.
 
         Raises:
+            ConfigError: the identity is not that of a global server, or cannot be used.
             OSError: the address cannot be used.
         """
         self.address_family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
-        self._context = _context(identity)
+        self._contexts = (
+            None
+            if identity is None
+            else tls.Renewed(identity, _context, lambda text: log.warning("%s", text))
+        )
+        self._own = expiry.own(identity)
+        self._own.look()
         self._lock = threading.Lock()
         self._of_one: collections.Counter[str] = collections.Counter()  # by fingerprint
         self._free = threading.BoundedSemaphore(self.max_connections)
@@ -59,7 +69,7 @@ class BoundedServer(http.server.ThreadingHTTPServer):
     @property
     def has_certificates(self) -> bool:
         """Whether whoever is connected has one."""
-        return self._context is not None
+        return self._contexts is not None
 
     def server_bind(self) -> None:
         """Binds without asking a name server who this is, as the class above does."""
@@ -82,10 +92,11 @@ class BoundedServer(http.server.ThreadingHTTPServer):
         """Serves one connection; the handshake is part of it, so nobody else waits for it."""
         try:
             request.settimeout(_REQUEST_S)
-            if self._context is None:
+            if self._contexts is None:
                 super().process_request_thread(request, client_address)
                 return
-            request = self._context.wrap_socket(request, server_side=True)
+            self._own.look()
+            request = self._contexts.get().wrap_socket(request, server_side=True)
             with self._counting(fingerprint_of(request)) as has_room:
                 if has_room:
                     super().process_request_thread(request, client_address)
@@ -173,9 +184,8 @@ class BoundedHandler(http.server.BaseHTTPRequestHandler):
         super().end_headers()
 
 
-def _context(identity: Tls | None) -> ssl.SSLContext | None:
-    if identity is None:
-        return None
+def _context(identity: Tls) -> ssl.SSLContext:
+    check_server(identity)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_verify_locations(identity.authority)

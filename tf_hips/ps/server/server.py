@@ -29,13 +29,14 @@ from tf_hips.ps.disk.durable import Keeper
 from tf_hips.ps.rules import why_weak
 from tf_hips.ps.security import tls
 from tf_hips.ps.security.diagnosis import check_server
-from tf_hips.ps.server.listening import SERVER_OPTIONS, check_free, keepalive
+from tf_hips.ps.security.expiry import Expiry, Own, text_of
+from tf_hips.ps.server.listening import SERVER_OPTIONS, check_free
 from tf_hips.ps.server.status import Metrics, snapshot
 from tf_hips.ps.server.uplink import Upper
 from tf_hips.ps.session.session import Session
 from tf_hips.ps.session.settings import ServerConfig, terms_of
 from tf_hips.ps.session.waiting import STOPPED
-from tf_hips.ps.transport import wire
+from tf_hips.ps.transport import keepalive, wire
 from tf_hips.ps.transport.calls_at_once import MAX_CALLS
 
 # For children to hear why a run has ended, before a server of one run stops.
@@ -66,7 +67,9 @@ class Server:
         self._waits = Waits(config)
         self._upper: Upper | None = None
         self._judge: Judge | None = None
-        self._admission = Admission(config, self._tell)
+        expiry = Expiry(self._tell_end)
+        self._own = Own(config.tls, expiry, self._role)
+        self._admission = Admission(config, self._tell, expiry)
         self._traffic = Traffic(len(config.parties))
         self._metrics: Metrics | None = None
         self._server: grpc.Server | None = None
@@ -139,6 +142,7 @@ class Server:
         weak = why_weak(self._config.rule, len(self._config.parties)) if self._config.rule else None
         if weak is not None:
             log.warning("%s", weak)
+        self._own.look()
         if self._metrics is not None:
             log.info("Metrics at http://%s/metrics", self._metrics.address)
             if self._metrics.is_public:
@@ -154,6 +158,7 @@ class Server:
             ended.
         """
         while not self._stopped.is_set():
+            self._own.look()
             session = self._session
             with session.changed:
                 # Once a second it looks whether another session has begun, or this one sleeps.
@@ -212,7 +217,7 @@ class Server:
         server = grpc.server(
             self._pool,
             handlers=(grpc.method_handlers_generic_handler(wire.SERVICE, calls.handlers()),),
-            options=(*SERVER_OPTIONS, *keepalive(self._config.lost_after_s)),
+            options=(*SERVER_OPTIONS, *keepalive.options(self._config.lost_after_s)),
             maximum_concurrent_rpcs=MAX_CALLS * children + shards + 8,
         )
         try:
@@ -244,6 +249,11 @@ class Server:
         """Says what has become of a file that has changed."""
         self._events.write("changed", text=text)
         log.warning("%s", text)
+
+    def _tell_end(self, name: str, left_s: float) -> None:
+        """A certificate ends soon: this server's, or the one that a child shows."""
+        self._events.write("certificate_ends", who=name, left_s=left_s)
+        log.warning("%s", text_of(name, left_s))
 
     def _is_done(self, session: Session) -> bool:
         # Somebody has to look, and another run must not replace what is there.
@@ -333,7 +343,10 @@ class Server:
     def snapshot(self) -> dict[str, Any]:
         """What there is to tell of the run (`status.snapshot`)."""
         above = self._upper.describe() if self._upper is not None else None
-        return snapshot(self._config, self._session, self._traffic) | {"uplink": above}
+        told = snapshot(self._config, self._session, self._traffic)
+        for child in told["children"]:
+            child["certificate_s"] = self._admission.certificate_s(child["site"])
+        return told | {"uplink": above, "certificate_s": self._own.look()}
 
     def _check_identity(self, identity: Tls) -> None:
         check_server(identity, self._role)

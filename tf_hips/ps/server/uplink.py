@@ -26,12 +26,12 @@ from typing import Any
 from tf_hips import log
 from tf_hips.config import Uplink
 from tf_hips.errors import (
-    ENDED,
     NonFiniteError,
     PeerError,
     ProtocolError,
     TfHipsError,
     ToleranceError,
+    reason_of_end,
 )
 from tf_hips.ops import compressor as compressors
 from tf_hips.ps import rules
@@ -385,10 +385,10 @@ class Upper:
 
     def _end(self, error: TfHipsError) -> None:
         """Ends the run below, by the reason that the server above has given, if it has."""
-        _, ended, reason = str(error).partition(ENDED)
+        reason = reason_of_end(str(error))
         kept = (ProtocolError, NonFiniteError, ToleranceError)
         kind = type(error) if isinstance(error, kept) else PeerError
-        self._session.end(reason if ended else str(error), kind)
+        self._session.end(str(error) if reason is None else reason, kind)
 
     @property
     def _is_done(self) -> bool:

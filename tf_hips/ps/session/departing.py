@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterable
 
 from tf_hips import log
-from tf_hips.errors import ENDED, PeerError, ProtocolError, TfHipsError
+from tf_hips.errors import PeerError, ProtocolError, TfHipsError, reason_of_end
 from tf_hips.ps.session.closing import Closing
 from tf_hips.ps.session.comeback import Comeback
 from tf_hips.ps.session.members import Caller, Members, Terms
@@ -91,8 +91,8 @@ class Departing:
 
     def _parts_in_trouble(self, child: int, reason: str) -> bool:
         """Whether a child that leaves for `reason` is lost, and others go on."""
-        _, ended, why = reason.partition(ENDED)
-        if self._closing is not None and ended:
+        why = reason_of_end(reason)
+        if self._closing is not None and why is not None:
             self._closing.ended_elsewhere(why)
             return False
         if not self._let_go(child, f"Site `{self._site(child)}` left the run: {reason[:1000]}"):

@@ -55,7 +55,7 @@ from tf_hips.ps.terms.quorum import Clock, SystemClock
 from tf_hips.ps.terms.recorder import Entry, Kind, Recorder
 from tf_hips.ps.terms.tree import Guards, Leaves, Place
 from tf_hips.ps.transport import wire
-from tf_hips.ps.transport.news import News, Request
+from tf_hips.ps.transport.news import News, Request, Tick
 from tf_hips.ps.transport.parcel import Held
 
 # Numbers of rounds are steps of keys, which have 32 bits.
@@ -472,12 +472,16 @@ class Session(Departing):
                 self._recorder.add(Kind.FAILED, child=caller.child, text=text[:1000])
             return True, is_written
 
-    def watch(self, caller: Caller) -> Iterator[News]:
+    def watch(self, caller: Caller, tick_s: float | None = None) -> Iterator[News]:
         """Shows that a child is there, until it leaves or hangs up, or the run ends.
 
+        Args:
+            caller: the child.
+            tick_s: seconds from one `Tick` to the next; None: there are none.
+
         Yields:
-            What the child is asked for; at the end why the run has ended, if it has, and the error
-            of it; the child counts as told when it asks for more.
+            What the child is asked for, and ticks; at the end why the run has ended, if it has,
+            and the error of it; the child counts as told when it asks for more.
 
         Raises:
             ProtocolError: the child is not in this run.
@@ -491,7 +495,7 @@ class Session(Departing):
                 self.changed.notify_all()
         if child is not None:
             try:
-                while (request := self._next_request(caller, child)) is not None:
+                while (request := self._next_request(caller, child, tick_s)) is not None:
                     yield request
             finally:
                 with self.changed:
@@ -519,18 +523,23 @@ class Session(Departing):
             self._joined(caller)
         yield from self.handover.fetch(caller, held, workers)
 
-    def _next_request(self, caller: Caller, child: Child) -> Request | None:
+    def _next_request(
+        self, caller: Caller, child: Child, tick_s: float | None
+    ) -> Request | Tick | None:
         """What a child is asked for next; None: it is there no more, or the run has ended."""
         handover = self.handover
         with self.changed:
-            self.changed.wait_for(
+            is_due = self.changed.wait_for(
                 lambda: (
                     self.ended is not None
                     or child.has_left
                     or caller.is_gone
                     or handover.has_request(caller.child)
-                )
+                ),
+                tick_s,
             )
+            if not is_due:
+                return Tick()
             is_on = self.ended is None and not child.has_left and not caller.is_gone
             return handover.next_request(caller.child) if is_on else None
 

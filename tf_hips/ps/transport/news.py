@@ -23,12 +23,22 @@ class Request:
     workers: int
 
 
-News = Request | tuple[str, type[TfHipsError]]
+@dataclasses.dataclass(frozen=True)
+class Tick:
+    """Nothing new: the server is there (`keepalive`)."""
+
+
+News = Request | Tick | tuple[str, type[TfHipsError]]
 """What a child hears over its `Watch`: what it is asked for, or why the run has ended."""
+
+TICK = b""
+"""A `Tick` as it travels, and what a child sends over its `Watch` to show that it is there."""
 
 
 def news_to_message(news: News) -> bytes:
     """As it travels."""
+    if isinstance(news, Tick):
+        return TICK
     if isinstance(news, Request):
         return wire.to_json(
             ticket=news.ticket,
@@ -46,6 +56,8 @@ def news_from_message(message: bytes) -> News:
     Raises:
         ProtocolError: it is something else.
     """
+    if message == TICK:
+        return Tick()
     if b'"ticket"' in message[:20]:
         fields = wire.from_json(message, ticket=str, parcel=str, bytes=int, workers=int)
         held = Held.told(fields["parcel"], fields["bytes"])

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which backup a run goes on from, and how backups stand in their folder, without a training."""
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytestmark = pytest.mark.tf
+
+
+def folder_of(path, backups, session="s"):
+    """A folder with whole backups: (number, epoch, step, round) of each."""
+    from tf_hips.callbacks.folder import Backup, BackupFolder
+
+    folder = BackupFolder(path)
+    for number, epoch, step, round_number in backups:
+        backup = Backup(number, epoch, step)
+        place = {"session": session, "round": round_number}
+        (folder.start(backup) / "meta.json").write_text(json.dumps({"place": place}))
+        folder.finish(backup)
+    return folder
+
+
+class _Peers:
+    """One party of several; the others say `others`."""
+
+    def __init__(self, others=(), *, has_rounds=False, backups=None):
+        self.others, self.has_rounds, self.backups = list(others), has_rounds, backups
+
+    def on_first(self, action):
+        return action()
+
+    together = on_first
+
+    def gather_from_all(self, value, label):
+        return [value, *self.others]
+
+    gather_from_whole_run = gather_from_all
+
+
+def chosen(folder, peers, check=lambda backup: None):
+    from tf_hips.callbacks.choosing import Choice
+
+    choice = Choice(peers, folder, check)
+    found = choice.backup()
+    return (None if found is None else (found.number, found.epoch, found.step)), choice.is_back
+
+
+def test_the_newest_step_that_all_have(tmp_path):
+    folder = folder_of(tmp_path, [(3, 0, 5, 5), (4, 1, 0, 6), (5, 1, 5, 11), (6, 2, 0, 12)])
+    assert chosen(folder, _Peers()) == ((6, 2, 0), False)
+    others = [[[1, 0], [1, 5], [2, 5]], [[0, 5], [1, 0], [1, 5], [3, 0]]]
+    assert chosen(folder, _Peers(others)) == ((5, 1, 5), False)
+    with pytest.raises(ValueError, match=r"must have a backup of the same step.*worker 1: \[\]"):
+        chosen(folder, _Peers([[]]))
+    empty = folder_of(tmp_path / "empty", [])
+    assert chosen(empty, _Peers([[]])) == (None, False)
+
+
+def test_the_newest_backup_of_the_newest_round_that_all_have(tmp_path):
+    """Of parties that train apart in a round; a backup without a place is of no round."""
+    folder = folder_of(tmp_path, [(1, 0, 2, 1), (2, 0, 4, 2), (3, 0, 6, 2), (4, 1, 0, 3)])
+    of_older = folder.path / "00000005-epoch-1-step-2"
+    of_older.mkdir()
+    (of_older / "meta.json").write_text("{}")
+    peers = _Peers([[1, 2, 2, None], [0, 1, 2]], has_rounds=True)
+    assert chosen(folder, peers) == ((3, 0, 6), False)
+    with pytest.raises(ValueError, match=r"must have a backup of the same round.*worker 1: \[9"):
+        chosen(folder, _Peers([[9, None]], has_rounds=True))
+
+
+def test_who_comes_back_takes_its_own_newest_one_or_another_partys(tmp_path):
+    calls = []
+
+    def fetch(intake):
+        """Another party's backup, whatever its number there."""
+        intake._header = SimpleNamespace(name="00000002-epoch-4-step-1")
+        draft = next(tmp_path.glob("**/.writing-*"))
+        (draft / "meta.json").write_text(json.dumps({"place": {"session": "s", "round": 9}}))
+
+    backups = SimpleNamespace(
+        can_come_back=lambda place: place["round"] >= 7,
+        come_back=lambda place: calls.append(("back", place["round"])),
+        is_lacking=lambda: True,
+        fetch=fetch,
+        note=lambda place: calls.append(("note", place["round"])),
+    )
+    check = lambda backup: calls.append(("check", backup.number))  # noqa: E731
+    own = folder_of(tmp_path / "own", [(1, 0, 0, 8), (2, 0, 3, 7)])
+    assert chosen(own, _Peers(backups=backups), check) == ((2, 0, 3), True)
+    assert calls == [("check", 2), ("back", 7)]  # restored before others rely on it
+    calls.clear()
+    older = folder_of(tmp_path / "older", [(6, 0, 0, 5), (7, 0, 3, 6)])
+    assert chosen(older, _Peers(backups=backups), check) == ((8, 4, 1), True)  # the newest here
+    assert calls == [("check", 8), ("back", 9), ("note", 9)]
+    assert [one.number for one in older.backups()] == [6, 7, 8]
+
+
+def test_a_backup_has_its_name_when_all_of_it_is_on_the_disk(tmp_path, monkeypatch):
+    from tf_hips.callbacks.folder import Backup, BackupFolder
+
+    told = []
+    fsync, rename = os.fsync, Path.rename
+
+    def syncing(descriptor):
+        told.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        fsync(descriptor)
+
+    def renaming(path, to):
+        told.append("rename")
+        return rename(path, to)
+
+    monkeypatch.setattr(os, "fsync", syncing)
+    monkeypatch.setattr(Path, "rename", renaming)
+    folder, backup = BackupFolder(tmp_path / "run"), Backup(1, 2, 40)
+    draft = folder.start(backup)
+    for name in "ab":
+        (draft / name).write_text("x")
+    folder.finish(backup)
+    assert sorted(told[:2]) == ["a", "b"]
+    assert told[2:] == [draft.name, "rename", "run"]
+    assert folder.newest().name == "00000001-epoch-2-step-40"
+
+
+def test_the_newest_backups_stay_and_one_that_is_protected(tmp_path):
+    from tf_hips.callbacks.folder import Backup
+
+    folder = folder_of(tmp_path, [(number, 0, number, number) for number in range(1, 7)])
+    for name in (".writing-00000009-epoch-0-step-9", ".deleting-00000003-epoch-0-step-3", "mine"):
+        (tmp_path / name).mkdir()
+    folder.prune(2, protected=Backup(3, 0, 3))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "00000003-epoch-0-step-3",
+        "00000005-epoch-0-step-5",
+        "00000006-epoch-0-step-6",
+        "mine",
+    ]
