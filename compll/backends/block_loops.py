@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loop over tiles that reductions of blocks share with the sweeps that use them (blocks.py)."""
 
-from compll.backends.blocks import block_lets
+from compll.backends.blocks import block_lets, block_reducer, block_source, makes_whole
 from compll.backends.c_common import Lines, max_bits
 from compll.backends.loops import Loops, Stored, parts_of
 from compll.backends.row_code import Packed, Rest, RowCode
@@ -14,7 +14,7 @@ from compll.ir import nodes
 from compll.ir.blocks import block_of
 from compll.ir.groups import mirror_of
 from compll.ir.sizes import blocks_in
-from compll.ir.types import BOOL, FLOAT, INT, Array, Type, UInt
+from compll.ir.types import FLOAT, Array, UInt
 
 # Bits of codes that a row has in one or two words.
 _PACKED_WIDTHS = (1, 2, 4, 8)
@@ -55,7 +55,7 @@ class BlockLoops(Loops):
         size = self.number(source.size, "size")
         length = self.names.fresh("block")
         self.lines.add(f"const int64_t {length} = {self.c(block)};")
-        inits = ["" if _is_whole(store) else self._block_init(store) for store in stores]
+        inits = ["" if makes_whole(store) else self._block_init(store) for store in stores]
         self._size, self._step = source.size, "kTile"
         head = f"for_tiles<kTile>(0, {size}, [&](int64_t base, auto count)"
         self.lines.open(f"{head} TF_HIPS_INLINED {{")
@@ -67,7 +67,7 @@ class BlockLoops(Loops):
         for store, init in zip(stores, inits, strict=True):
             part, _ = block_source(store)
             self._prepare([part])
-            if _is_whole(store):
+            if makes_whole(store):
                 self._transform_blocks(store, length, feedback if len(stores) == 1 else NO_FEEDBACK)
                 continue
             self._reduce_blocks(store, length, init, feedback if len(stores) == 1 else NO_FEEDBACK)
@@ -594,27 +594,3 @@ class BlockLoops(Loops):
         if isinstance(kind.bits, int):
             return self._bound(float((1 << kind.bits) - 1))
         return f"{self.widths[kind]}.top"
-
-
-def block_source(store: nodes.Store) -> tuple[nodes.Elementwise, nodes.Expr]:
-    """What a step makes blocks of, and their size."""
-    value = store.value
-    if isinstance(value, nodes.BlockReduce | nodes.Hadamard) and isinstance(
-        value.source, nodes.Elementwise
-    ):
-        return value.source, value.block
-    raise TypeError(f"a block_reduce of an inlined vector is expected. Received: {value!r}")
-
-
-def _is_whole(store: nodes.Store) -> bool:
-    """Whether a step leaves an element for each of its blocks' elements, and not for each block."""
-    return isinstance(store.value, nodes.Hadamard)
-
-
-def block_reducer(value: nodes.BlockReduce) -> tuple[str, Type]:
-    """The C++ function that reduces the blocks of a tile, and the type of its elements."""
-    reducer = value.reducer.capitalize()
-    if value.init.type != INT:
-        return f"reduce_blocks<{reducer}>", FLOAT
-    is_flag = value.reducer in ("count", "and", "or")
-    return f"reduce_int_blocks<Int{reducer}>", BOOL if is_flag else INT

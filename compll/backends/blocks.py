@@ -13,7 +13,7 @@ once. The steps of such a loop are a group; every other step is a group of its o
 from compll.ir import nodes
 from compll.ir.blocks import block_of, blocks_under
 from compll.ir.sizes import blocks_in
-from compll.ir.types import FLOAT, Array, UInt
+from compll.ir.types import BOOL, FLOAT, INT, Array, Type, UInt
 from compll.ir.walk import children, walk
 
 Group = tuple[nodes.Step, ...]
@@ -212,3 +212,27 @@ def _block_behind(
             behind = block if at.var in found else behind
         waiting += children(at)
     return behind
+
+
+def block_source(store: nodes.Store) -> tuple[nodes.Elementwise, nodes.Expr]:
+    """What a step makes blocks of, and their size."""
+    value = store.value
+    if isinstance(value, nodes.BlockReduce | nodes.Hadamard) and isinstance(
+        value.source, nodes.Elementwise
+    ):
+        return value.source, value.block
+    raise TypeError(f"a block_reduce of an inlined vector is expected. Received: {value!r}")
+
+
+def makes_whole(store: nodes.Store) -> bool:
+    """Whether a step leaves an element for each of its blocks' elements, and not for each block."""
+    return isinstance(store.value, nodes.Hadamard)
+
+
+def block_reducer(value: nodes.BlockReduce) -> tuple[str, Type]:
+    """The C++ function that reduces the blocks of a tile, and the type of its elements."""
+    reducer = value.reducer.capitalize()
+    if value.init.type != INT:
+        return f"reduce_blocks<{reducer}>", FLOAT
+    is_flag = value.reducer in ("count", "and", "or")
+    return f"reduce_int_blocks<Int{reducer}>", BOOL if is_flag else INT

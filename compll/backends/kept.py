@@ -15,8 +15,7 @@ function. Where there is none, or a packet's indices are bad, the function retur
 from dataclasses import dataclass
 
 from compll.backends.beside import FilterBeside
-from compll.backends.block_loops import block_reducer
-from compll.backends.blocks import decode_groups, encode_groups, is_shared
+from compll.backends.blocks import block_reducer, decode_groups, encode_groups, is_shared
 from compll.backends.loops import Loops, Stored
 from compll.backends.masks import Masks
 from compll.backends.rooms import SLOTS_OF_SORT, SLOTS_OF_TOP_K
