@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loop over tiles that reductions of blocks share with the sweeps that use them (blocks.py)."""
 
-from compll.backends.blocks import block_lets
+from compll.backends.blocks import block_lets, block_reducer, block_source, makes_whole
 from compll.backends.c_common import Lines, max_bits
 from compll.backends.loops import Loops, Stored, parts_of
 from compll.backends.row_code import Packed, Rest, RowCode
@@ -14,7 +14,7 @@ from compll.ir import nodes
 from compll.ir.blocks import block_of
 from compll.ir.groups import mirror_of
 from compll.ir.sizes import blocks_in
-from compll.ir.types import BOOL, FLOAT, INT, Array, Type, UInt
+from compll.ir.types import FLOAT, Array, UInt
 
 # Bits of codes that a row has in one or two words.
 _PACKED_WIDTHS = (1, 2, 4, 8)
@@ -55,7 +55,7 @@ class BlockLoops(Loops):
         size = self.number(source.size, "size")
         length = self.names.fresh("block")
         self.lines.add(f"const int64_t {length} = {self.c(block)};")
-        inits = [self._block_init(store) for store in stores]
+        inits = ["" if makes_whole(store) else self._block_init(store) for store in stores]
         self._size, self._step = source.size, "kTile"
         head = f"for_tiles<kTile>(0, {size}, [&](int64_t base, auto count)"
         self.lines.open(f"{head} TF_HIPS_INLINED {{")
@@ -67,6 +67,9 @@ class BlockLoops(Loops):
         for store, init in zip(stores, inits, strict=True):
             part, _ = block_source(store)
             self._prepare([part])
+            if makes_whole(store):
+                self._transform_blocks(store, length, feedback if len(stores) == 1 else NO_FEEDBACK)
+                continue
             self._reduce_blocks(store, length, init, feedback if len(stores) == 1 else NO_FEEDBACK)
         self._forget()
         for sweep in sweeps:
@@ -159,7 +162,9 @@ class BlockLoops(Loops):
             if feedback.first and feedback.gradient is not None:
                 rows = RowCode(self.c, self, part, sums=feedback.gradient)
                 summed = rows.blocks(self.apart, value.reducer, Rest(is_first=True))
-            call = RowCode(self.c, self, part).blocks(self.apart, value.reducer)
+            # The blocks of the tile are numbered from its own first one.
+            rows = RowCode(self.c, self, part, frozenset(self._hoisted), begin=self._begin)
+            call = rows.blocks(self.apart, value.reducer)
         if summed is not None:
             is_done = self.names.fresh("is_summed")
             self.lines.add(f"[[maybe_unused]] bool {is_done} = false;")
@@ -184,6 +189,48 @@ class BlockLoops(Loops):
         self.stored[store.var] = Stored(
             store.var, size, "kMaxBlocks", pointer, is_field=False, bits=None, is_local=True
         )
+
+    def _transform_blocks(self, store: nodes.Store, length: str, feedback: TileFeedback) -> None:
+        """Transforms the blocks of a tile to a tile of its own."""
+        part, _ = block_source(store)
+        self._position = part.position
+        self.lines.add(*feedback.first)
+        tile, pointer = self.names.fresh("tile"), self.names.of(store.var)
+        self.lines.add(f"alignas(64) float {tile}[kTile];")
+        made = self._tile_of_codes(part, tile)
+        if made is None:
+            self.run_spreads()
+            made = self.tile(part, FLOAT)
+        self.lines.add(
+            f"hadamard_tile({made}, count, {length}, {tile});",
+            # Its elements have the numbers that they have in the whole vector.
+            f"const float* const {pointer} = {tile} - base;",
+        )
+        self.stored[store.var] = Stored(
+            store.var, part.size, "", pointer, is_field=False, bits=None, is_cached=True
+        )
+
+    def _tile_of_codes(self, part: nodes.Elementwise, tile: str) -> str | None:
+        """Computes a tile from a decode's codes in rows, if it can be; returns where it is."""
+        if self.apart is None or self._hoisted:
+            return None
+        rows = self.row_code(part)
+        if rows is None or not (rows.packed or rows.uses_bytes):
+            return None
+        call = rows.values(self.apart)
+        self.run_unpacks()
+        self.lines.open("{")
+        if rows.varied_bits is not None:
+            self.lines.add("constexpr int kBits = 8;")
+            self.take_bytes(rows)
+        else:
+            self.run_before(rows)
+        self.lines.open(f"if (!({call}TF_HIPS_SET, {tile}))) {{")
+        self._position = part.position
+        self.loop(self.statements(part, lambda text: f"{tile}[j] = {text};", FLOAT))
+        self.lines.close()
+        self.lines.close()
+        return tile
 
     # Sources of functions of rows.
 
@@ -547,20 +594,3 @@ class BlockLoops(Loops):
         if isinstance(kind.bits, int):
             return self._bound(float((1 << kind.bits) - 1))
         return f"{self.widths[kind]}.top"
-
-
-def block_source(store: nodes.Store) -> tuple[nodes.Elementwise, nodes.Expr]:
-    """What a reduction of blocks reduces, and the size of its blocks."""
-    value = store.value
-    if isinstance(value, nodes.BlockReduce) and isinstance(value.source, nodes.Elementwise):
-        return value.source, value.block
-    raise TypeError(f"a block_reduce of an inlined vector is expected. Received: {value!r}")
-
-
-def block_reducer(value: nodes.BlockReduce) -> tuple[str, Type]:
-    """The C++ function that reduces the blocks of a tile, and the type of its elements."""
-    reducer = value.reducer.capitalize()
-    if value.init.type != INT:
-        return f"reduce_blocks<{reducer}>", FLOAT
-    is_flag = value.reducer in ("count", "and", "or")
-    return f"reduce_int_blocks<Int{reducer}>", BOOL if is_flag else INT

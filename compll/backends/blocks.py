@@ -3,6 +3,8 @@
 
     largest = block_reduce(...); sweep { scales }; sweep { codes }
         -->  for each tile:  reduce its blocks  ->  their scales  ->  its codes
+    rotated = hadamard(...); energies = block_reduce(rotated ...); sweep { codes }
+        -->  for each tile:  rotate its blocks  ->  their energies  ->  its codes
 
 A tile holds whole blocks, so what its blocks give needs no memory beyond it, and the data are read
 once. The steps of such a loop are a group; every other step is a group of its own.
@@ -11,7 +13,7 @@ once. The steps of such a loop are a group; every other step is a group of its o
 from compll.ir import nodes
 from compll.ir.blocks import block_of, blocks_under
 from compll.ir.sizes import blocks_in
-from compll.ir.types import FLOAT, Array, UInt
+from compll.ir.types import BOOL, FLOAT, INT, Array, Type, UInt
 from compll.ir.walk import children, walk
 
 Group = tuple[nodes.Step, ...]
@@ -47,19 +49,27 @@ def is_shared(group: Group) -> bool:
 
 def _length(steps: tuple[nodes.Step, ...], results: list[nodes.Expr]) -> int:
     """How many steps the group that begins with the first of `steps` has."""
-    first = _reduction(steps[0])
+    first = _of_blocks(steps[0])
     if first is None:
         return 1
     size, block = _source(first).size, first.block
     made: set[nodes.Var] = set()
+    whole: set[nodes.Var] = set()
     length, has_sweep = 0, False
     for step in steps:
-        value = _reduction(step)
+        value = _of_blocks(step)
         if isinstance(step, nodes.Store) and value is not None and not has_sweep:
-            if _source(value).size != size or value.block != block or _reads(value, made):
+            source = _source(value)
+            if source.size != size or value.block != block:
+                break
+            if isinstance(value, nodes.BlockReduce) and _reads(value.init, made):
+                break
+            if not _reads_near(source, block, made, whole, is_of_blocks=False):
                 break
             made.add(step.var)
-        elif not isinstance(step, nodes.Sweep) or not _is_near(step, size, block, made):
+            if isinstance(value, nodes.Hadamard):
+                whole.add(step.var)
+        elif not isinstance(step, nodes.Sweep) or not _is_near(step, size, block, made, whole):
             break
         else:
             has_sweep = True
@@ -78,13 +88,14 @@ def roots(step: nodes.Step) -> list[nodes.Expr]:
     return [step.value]
 
 
-def _reduction(step: nodes.Step) -> nodes.BlockReduce | None:
-    if isinstance(step, nodes.Store) and isinstance(step.value, nodes.BlockReduce):
+def _of_blocks(step: nodes.Step) -> nodes.BlockReduce | nodes.Hadamard | None:
+    """What a step makes of whole blocks."""
+    if isinstance(step, nodes.Store) and isinstance(step.value, nodes.BlockReduce | nodes.Hadamard):
         return step.value
     return None
 
 
-def _source(value: nodes.BlockReduce) -> nodes.Elementwise:
+def _source(value: nodes.BlockReduce | nodes.Hadamard) -> nodes.Elementwise:
     if not isinstance(value.source, nodes.Elementwise):
         raise TypeError(f"a vector must be inlined before it is emitted. Received: {value.source}")
     return value.source
@@ -94,8 +105,17 @@ def _reads(expr: nodes.Expr, made: set[nodes.Var]) -> bool:
     return any(isinstance(part, nodes.Ref) and part.var in made for part in walk(expr))
 
 
-def _is_near(step: nodes.Sweep, size: nodes.Expr, block: nodes.Expr, made: set[nodes.Var]) -> bool:
-    """Whether a sweep needs of `made` only what belongs to its own element or block."""
+def _is_near(
+    step: nodes.Sweep,
+    size: nodes.Expr,
+    block: nodes.Expr,
+    made: set[nodes.Var],
+    whole: set[nodes.Var],
+) -> bool:
+    """Whether a sweep needs of `made` only what belongs to its own element or block.
+
+    `whole`: those of `made` that have as many elements as the loop.
+    """
     is_of_blocks = step.size == blocks_in(size, block)
     if step.reduces or not (is_of_blocks or step.size == size):
         return False
@@ -108,13 +128,18 @@ def _is_near(step: nodes.Sweep, size: nodes.Expr, block: nodes.Expr, made: set[n
         is_whole = kind == FLOAT or (isinstance(kind, UInt) and kind.bits in (8, 16, 32))
         if is_of_blocks and not is_whole:
             return False
-        if not _reads_near(part, block, made, is_of_blocks=is_of_blocks):
+        if not _reads_near(part, block, made, whole, is_of_blocks=is_of_blocks):
             return False
     return True
 
 
 def _reads_near(
-    part: nodes.Elementwise, block: nodes.Expr, made: set[nodes.Var], *, is_of_blocks: bool
+    part: nodes.Elementwise,
+    block: nodes.Expr,
+    made: set[nodes.Var],
+    whole: set[nodes.Var],
+    *,
+    is_of_blocks: bool,
 ) -> bool:
     near = 0
     for expr in walk(part):
@@ -124,7 +149,10 @@ def _reads_near(
             continue
         is_here = isinstance(expr.index, nodes.Ref) and expr.index.var is part.position
         is_block = block_of(expr.index, part.position, (block,)) == block
-        near += is_here if is_of_blocks else is_block
+        if expr.array.var in whole:
+            near += is_here and not is_of_blocks
+        else:
+            near += is_here if is_of_blocks else is_block
     # Their sizes are known without them; everything else that mentions them reads them elsewhere.
     mentioned = sum(isinstance(expr, nodes.Ref) and expr.var in made for expr in walk(part))
     return near == mentioned
@@ -174,9 +202,37 @@ def _block_behind(
                 return None
             behind = block = sizes[0]
             continue
+        number = block_of(at, position, known)
+        if number is not None and number == (block or number):
+            behind = block = number
+            continue
         if isinstance(at, nodes.Ref):
             if at.var is position or (at.var in own and at.var not in found):
                 return None
             behind = block if at.var in found else behind
         waiting += children(at)
     return behind
+
+
+def block_source(store: nodes.Store) -> tuple[nodes.Elementwise, nodes.Expr]:
+    """What a step makes blocks of, and their size."""
+    value = store.value
+    if isinstance(value, nodes.BlockReduce | nodes.Hadamard) and isinstance(
+        value.source, nodes.Elementwise
+    ):
+        return value.source, value.block
+    raise TypeError(f"a block_reduce of an inlined vector is expected. Received: {value!r}")
+
+
+def makes_whole(store: nodes.Store) -> bool:
+    """Whether a step leaves an element for each of its blocks' elements, and not for each block."""
+    return isinstance(store.value, nodes.Hadamard)
+
+
+def block_reducer(value: nodes.BlockReduce) -> tuple[str, Type]:
+    """The C++ function that reduces the blocks of a tile, and the type of its elements."""
+    reducer = value.reducer.capitalize()
+    if value.init.type != INT:
+        return f"reduce_blocks<{reducer}>", FLOAT
+    is_flag = value.reducer in ("count", "and", "or")
+    return f"reduce_int_blocks<Int{reducer}>", BOOL if is_flag else INT

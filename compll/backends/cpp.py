@@ -140,6 +140,14 @@ def _roots(steps: tuple[nodes.Step, ...]) -> list[nodes.Expr]:
     return roots
 
 
+def _transforms(plan: nodes.Plan) -> bool:
+    """Whether a function has a Hadamard transform."""
+    return any(
+        isinstance(step, nodes.Store) and isinstance(step.value, nodes.Hadamard)
+        for step in (*plan.encode, *plan.decode)
+    )
+
+
 def _result(can_fail: bool) -> str:
     """The type that a hot function returns: a status where it can fail."""
     return "int32_t" if can_fail else "void"
@@ -172,6 +180,7 @@ class _Emitter:
         keeps = returns_status(self._plan) or decode_fails(self._plan)
         more = ["select.h"] if keeps else []
         more += ["scratch.h"] if program.state_names else []
+        more += ["hadamard.h"] if _transforms(self._plan) else []
         headers = sorted([*_INCLUDES, *more])
         add(*(f'#include "tf_hips/cc/runtime/{name}"' for name in headers), "")
         add(f"namespace tf_hips::codec_{program.name} {{", "namespace {", "")

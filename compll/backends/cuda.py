@@ -112,16 +112,19 @@ class _Emitter:
     def _includes(self) -> list[str]:
         """Headers; that of selections holds kernels, which few codecs need."""
         steps = (*self._plan.encode, *self._plan.decode)
-        selects = any(
-            isinstance(expr, nodes.Filter | nodes.Sort | nodes.TopK | nodes.Scatter)
-            for step in steps
-            for expr in (
-                [write.value for write in step.writes]
-                if isinstance(step, nodes.Sweep)
-                else [step.value]
-            )
-        )
-        return sorted([*_INCLUDES, *(["top_k"] if selects else [])])
+        made: list[nodes.Expr] = []
+        for step in steps:
+            if isinstance(step, nodes.Sweep):
+                made += [write.value for write in step.writes]
+            else:
+                made.append(step.value)
+        more = []
+        selecting = nodes.Filter | nodes.Sort | nodes.TopK | nodes.Scatter
+        if any(isinstance(expr, selecting) for expr in made):
+            more.append("top_k")
+        if any(isinstance(expr, nodes.Hadamard) for expr in made):
+            more.append("hadamard")
+        return sorted([*_INCLUDES, *more])
 
     # Kernels.
 

@@ -7,7 +7,7 @@ once per chunk, being cheap, is computed again by each thread that needs it.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from compll.backends.c_common import Expressions, Lines, param_names
 from compll.backends.cuda_side import (
@@ -23,7 +23,7 @@ from compll.backends.narrow import Narrow, Ranges
 from compll.ir import nodes
 from compll.ir.blocks import block_of
 from compll.ir.types import FLOAT, INT, Type, UInt
-from compll.ir.walk import free_vars, walk
+from compll.ir.walk import changed, free_vars, walk
 
 # A float 0 that nvcc does not know (c_common.Expressions).
 _ZERO = "zero"
@@ -314,12 +314,43 @@ class Scope:
         if value.type != kind:
             value = nodes.Convert(kind, value.span, value)
         lines = [f"[[maybe_unused]] const int64_t {self.names.of(part.position)} = {number};"]
+        if number == "first + u":
+            part, value, made = self._numbered(part, value)
+            lines += made
         self.c.narrow = self._narrow
         try:
             lines += [self.c.let(let) for let in part.lets]
             return lines, self._value(part, value)
         finally:
             self.c.narrow = None
+
+    def _numbered(
+        self, part: nodes.Elementwise, value: nodes.Expr
+    ) -> tuple[nodes.Elementwise, nodes.Expr, list[str]]:
+        """A part that has the numbers of its blocks, where it computes them, from the thread's.
+
+        Eight neighbours are in one block, so no element divides, and what depends on the number
+        alone is computed once for eight.
+        """
+        made: dict[nodes.Expr, nodes.Var] = {}
+
+        def change(expr: nodes.Expr) -> nodes.Expr:
+            if isinstance(expr, nodes.Index):
+                return expr
+            block = block_of(expr, part.position, self.side.program.blocks)
+            if block is None:
+                return changed(expr, change)
+            var = made.setdefault(block, nodes.Var("block_number", INT, expr.span))
+            return nodes.Ref(INT, expr.span, var)
+
+        lets = tuple(replace(let, value=change(let.value)) for let in part.lets)
+        value = change(value)
+        part = replace(part, lets=lets)
+        lines = [
+            f"const int64_t {self.names.of(var)} = block_number(first, {self.c(block)});"
+            for block, var in made.items()
+        ]
+        return part, value, lines
 
     def _value(self, part: nodes.Elementwise, value: nodes.Expr) -> str:
         """C++ for what a part computes; of a code that no float can be too large for, plainly."""

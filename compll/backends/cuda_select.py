@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vectors that are kept between kernels: filter, sort, top_k, scatter (select.cuh, top_k.cuh).
+"""Vectors that are kept between kernels: filter, sort, top_k, scatter, hadamard.
 
     filter    what a tile keeps to its beginning; the counts scanned; then one behind another
     sort      keys; a block of threads a chunk sorts them, or, where one element is all that is
               read, finds that by counting digits
     top_k     cuda_top_k.py
+    hadamard  a block of threads transforms the blocks of a tile in shared memory (hadamard.cuh)
     scatter   places, checked; zeros; values to their places
 
 Nothing is written to the gradient of a decode before all places of all its chunks are checked.
@@ -53,6 +54,8 @@ class Selections:
                 self._sort(step, value, left)
             case nodes.TopK():
                 TopK(self.sums).run(step, value)
+            case nodes.Hadamard():
+                self._hadamard(step, value)
             case nodes.Scatter():
                 loop = self.kernels.loop(value.size)
                 member = self.kernels.array("float", step.var.name, f"kTile * call.tiles[{loop}]")
@@ -290,6 +293,41 @@ class Selections:
         for _ in range(3):
             self.lines.close()
         kernels.end()
+
+    # Hadamard.
+
+    def _hadamard(self, step: nodes.Store, value: nodes.Hadamard) -> None:
+        kernels, add = self.kernels, self.lines.add
+        part = part_of(value.source)
+        loop = kernels.loop(part.size)
+        member = kernels.array("float", step.var.name, f"kTile * call.tiles[{loop}]")
+        kernels.begin("hadamard", loop, parts=[part], besides=[value.block])
+        scope = kernels.scope()
+        scope.unpack([part, value.block, part.size])
+        elements, tile = whole_of(scope, part), scope.names.fresh("tile_values")
+        values, block = scope.names.fresh("values_here"), scope.names.fresh("block")
+        count = scope.names.fresh("tile_count")
+        add(
+            f"TF_HIPS_SHARED float {tile}[kTile];",
+            f"const int {block} = static_cast<int>({scope.c(value.block)});",
+            f"const int {count} = static_cast<int>(least(kTile, {elements} - spot.base));",
+        )
+        item = Item(
+            part,
+            FLOAT,
+            [f"float {values}[kEach];"],
+            lambda text: f"{values}[u] = is_inside ? {text} : 0.0f;",
+            [f"hadamard_first({values}, t, {count}, {block}, {tile});"],
+        )
+        kernels.each(scope, part.size, self.sums.load(part), elements, [item])
+        to = f"call.{member} + spot.chunk * call.{member}_room + spot.base"
+        add(
+            f"hadamard_rest({tile}, {count}, {block});",
+            f"TF_HIPS_PHASE(t) {{ hadamard_keep({tile}, t, {count}, {block}, {to}); }}",
+        )
+        self.lines.close()
+        kernels.end()
+        kernels.define_kept(step, member)
 
     # Scatter.
 

@@ -137,7 +137,7 @@ def kept_size(step: nodes.Store) -> nodes.Expr | None:
     match value:
         case nodes.Filter():
             return None
-        case nodes.Sort():
+        case nodes.Sort() | nodes.Hadamard():
             return part_of(value.source).size
         case nodes.BlockReduce():
             return blocks_in(part_of(value.source).size, value.block)

@@ -219,9 +219,12 @@ class _Entries:
 
     def _merge_entry(self) -> None:
         lines = self._lines
+        # Of whole bodies one after another only ranges could go past the caches.
+        maybe = "" if has_ranges(self._plan) else "[[maybe_unused]] "
         lines.add(
             "int32_t merge(const double* values, const uint8_t* const* bodies,",
-            "              const int64_t* bytes, int32_t num, float* out, int64_t n, int32_t mode,",
+            "              const int64_t* bytes, int32_t num, float* out, int64_t n, "
+            f"{maybe}int32_t mode,",
         )
         lines.open("              int32_t* bad_row) {")
         lines.add("const ScopedExactDenormals exact;", "*bad_row = -1;")

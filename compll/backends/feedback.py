@@ -272,6 +272,8 @@ def _is_near(step: nodes.Step, gradient: nodes.Var) -> bool:
     """Whether a step of a loop over blocks reads element i of the gradient for element i only."""
     if isinstance(step, nodes.Store) and isinstance(step.value, nodes.BlockReduce):
         parts, inits = [step.value.source], [step.value.init]
+    elif isinstance(step, nodes.Store) and isinstance(step.value, nodes.Hadamard):
+        parts, inits = [step.value.source], []
     elif isinstance(step, nodes.Sweep):
         parts, inits = _parts(step), []
     else:
@@ -316,7 +318,7 @@ def _fresh(
     """The fields that a loop writes; of those with an element per block, the size of the blocks."""
     found: dict[nodes.Var, nodes.Expr | None] = {}
     first = group[0].value if isinstance(group[0], nodes.Store) else None
-    block = first.block if isinstance(first, nodes.BlockReduce) else None
+    block = first.block if isinstance(first, nodes.BlockReduce | nodes.Hadamard) else None
     for step in group:
         if isinstance(step, nodes.Sweep):
             # The last sweep of a loop is as long as the loop.

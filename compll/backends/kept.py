@@ -5,6 +5,7 @@
     sort      for each tile:  values  ->  memory, which is sorted
     top_k     for some groups, then each tile:  values  ->  those that may belong to the largest
     blocks    for each tile:  values  ->  a number per block of it
+    hadamard  for each tile:  values  ->  memory, whose blocks are transformed in place
     scatter   for each tile:  indices, checked; then  values to their places, zeros around them
 
 They lie in memory that the thread reuses (`scratch`), each in its own slots, numbered within a
@@ -14,8 +15,7 @@ function. Where there is none, or a packet's indices are bad, the function retur
 from dataclasses import dataclass
 
 from compll.backends.beside import FilterBeside
-from compll.backends.block_loops import block_reducer
-from compll.backends.blocks import decode_groups, encode_groups, is_shared
+from compll.backends.blocks import block_reducer, decode_groups, encode_groups, is_shared
 from compll.backends.loops import Loops, Stored
 from compll.backends.masks import Masks
 from compll.backends.rooms import SLOTS_OF_SORT, SLOTS_OF_TOP_K
@@ -67,6 +67,8 @@ class KeptVectors:
                 count, pointer = self._top_k(step.var, value, is_first, masks)
             case nodes.BlockReduce():
                 count, pointer = self._blocks(step.var, value)
+            case nodes.Hadamard():
+                count, pointer = self._hadamard(step.var, value)
             case nodes.Scatter():
                 count, pointer = self._scattered(step.var, value)
             case _:
@@ -76,7 +78,7 @@ class KeptVectors:
         )
         if isinstance(value, nodes.Scatter):
             size = value.size
-        elif isinstance(value, nodes.Sort):
+        elif isinstance(value, nodes.Sort | nodes.Hadamard):
             size = _part(value.source).size
         elif isinstance(value, nodes.BlockReduce):
             size = blocks_in(_part(value.source).size, value.block)
@@ -189,6 +191,19 @@ class KeptVectors:
                 self._room(name, "uint32_t", size)
             arguments += spare
         lines.add(f"sort_values({', '.join(arguments)});")
+        return size, pointer
+
+    def _hadamard(self, var: nodes.Var, value: nodes.Hadamard) -> tuple[str, str]:
+        loops, lines = self.loops, self.loops.lines
+        source = _part(value.source)
+        size, block = loops.number(source.size, "size"), loops.names.fresh("block")
+        lines.add(f"const int64_t {block} = {loops.c(value.block)};")
+        pointer = loops.names.of(var)
+        self._room(pointer, "float", size)
+        with loops.tiles(source.size, size, [source]):
+            tile = loops.tile(source, FLOAT)
+            # A tile holds whole blocks, and is in the first cache now.
+            lines.add(f"hadamard_tile({tile}, count, {block}, {pointer} + base);")
         return size, pointer
 
     def _blocks(self, var: nodes.Var, value: nodes.BlockReduce) -> tuple[str, str]:

@@ -266,7 +266,8 @@ class Narrow:
             case nodes.Binary(op="<<" | ">>"):
                 return self._shifted(expr)
             case nodes.Binary() if expr.op in "+-*&|^":
-                return self._joined(expr, expr.left, expr.right, f"({{}} {expr.op} {{}})")
+                form = f"({{}} {expr.op} {{}})"
+                return self._joined(expr, expr.left, expr.right, form) or self._masked(expr)
             case nodes.Select():
                 choice = f"({self._scalar(expr.condition, 2)} ? {{}} : {{}})"
                 return self._joined(expr, expr.yes, expr.no, choice)
@@ -280,6 +281,29 @@ class Narrow:
                     noise = self._noise(expr)
                     return Text(f"random_int32({low}, {span}u, {noise})", SIGNED)
         return None
+
+    def _masked(self, expr: nodes.Binary) -> Text | None:
+        """What a mask leaves of the low 32 bits of a number that has more, as hashes do."""
+        for mask, value in ((expr.right, expr.left), (expr.left, expr.right)):
+            if expr.op == "&" and isinstance(mask, nodes.Const) and holder(self.ranges(mask)):
+                if mask.value < 0:
+                    return None
+                return Text(f"({self._low(value)} & {int(mask.value)}u)", UNSIGNED)
+        return None
+
+    def _low(self, expr: nodes.Expr) -> str:
+        """The low 32 bits of an Int, which the low ones of sums and products are made of."""
+        found = self(expr)
+        if found is not None:
+            return found.as_a(UNSIGNED)
+        match expr:
+            case nodes.Const():
+                return f"{int(expr.value) & 0xFFFFFFFF}u"
+            case nodes.Binary() if expr.op in "+-*&|^":
+                return f"({self._low(expr.left)} {expr.op} {self._low(expr.right)})"
+            case nodes.Binary(op="<<", right=nodes.Const(value=by)) if 0 <= by < 32:
+                return f"({self._low(expr.left)} << {int(by)})"
+        return f"static_cast<{UNSIGNED}>({self._scalar(expr)})"
 
     def _joined(
         self, expr: nodes.Expr, left: nodes.Expr, right: nodes.Expr, form: str

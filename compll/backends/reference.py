@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from compll import packet
 from compll.backends import bits, philox, reduction, select
-from compll.ir import nodes, semantics
+from compll.ir import nodes, semantics, transforms
 from compll.ir.functions import Value
 from compll.ir.types import FLOAT, INT, MAX_PACKED_BITS, Array, Type, UInt
 from compll.packet import MAX_ELEMENTS, PacketError
@@ -133,6 +133,8 @@ class Interpreter:
                 return found if expr.limit is None else found[: self._length(expr.limit)]
             case nodes.Sort():
                 return select.sort(self.eval(expr.source), expr.is_descending)
+            case nodes.Hadamard():
+                return transforms.hadamard(self.eval(expr.source), self.block(expr.block))
             case nodes.TopK():
                 return select.top_k(self.eval(expr.source), int(self.eval(expr.count)))
             case nodes.Scatter():

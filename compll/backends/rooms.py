@@ -112,7 +112,7 @@ class _Bounds:
                 return self._scalar(vector.size)
             case nodes.Filter(limit=nodes.Expr() as limit):
                 return _least(self._scalar(limit), self.of(vector.source))
-            case nodes.Filter() | nodes.Sort():
+            case nodes.Filter() | nodes.Sort() | nodes.Hadamard():
                 return self.of(vector.source)
             case nodes.TopK():
                 return _least(self._scalar(vector.count), self.of(vector.source))

@@ -235,8 +235,6 @@ class RowCode:
             body.append(f"const Row x = {row};")
         except _NoRowsError:
             return None
-        if self.uses_blocks:
-            return None
         if size is not None:
             # The largest of what is held to a cap is the largest, held to it.
             fold, first = "row_largest(a, x)", "row_abs(x)"

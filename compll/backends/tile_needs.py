@@ -8,7 +8,7 @@
 Also the `Access` of expressions: where the loop's own element of a vector is found.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from compll.backends.blocks import block_lets
 from compll.backends.c_common import Expressions, Lines, Names, float_literal
@@ -18,8 +18,8 @@ from compll.ir import nodes
 from compll.ir.blocks import block_of, blocks_under
 from compll.ir.groups import mirror_of
 from compll.ir.sizes import is_as_long
-from compll.ir.types import Array, UInt
-from compll.ir.walk import walk
+from compll.ir.types import INT, Array, UInt
+from compll.ir.walk import changed, walk
 
 # How what an encoder reads is asked for; see tiles.h.
 ASK_AHEAD = "prefetch_tile({} + base, count);"
@@ -215,13 +215,34 @@ class TileNeeds:
         self.lines.open("{")
         self.lines.add(f"[[maybe_unused]] const int64_t first = first_block(base, {length});")
         self.lines.open(f"for (int64_t k = 0; k < num_blocks(count, {length}); ++k) {{")
+        lets, number = self._numbered(part, hoisted)
+        if number is not None:
+            self.lines.add(f"const int64_t {self.names.of(number)} = first + k;")
         self._in_blocks = True
-        self.lines.add(*map(self.c.let, hoisted.values()))
+        self.lines.add(*map(self.c.let, lets))
         self._in_blocks = False
         self.lines.add(*(f"{name}[k] = {self.names.of(var)};" for var, name in made.items()))
         self.lines.close()
         self.lines.close()
         self._block_values |= {var: (name, length) for var, name in made.items()}
+
+    def _numbered(
+        self, part: nodes.Elementwise, hoisted: dict[nodes.Var, nodes.Let]
+    ) -> tuple[list[nodes.Let], nodes.Var | None]:
+        """Lets of a block with a variable where they compute its number; None: they don't."""
+        number: nodes.Var | None = None
+
+        def change(expr: nodes.Expr) -> nodes.Expr:
+            nonlocal number
+            if isinstance(expr, nodes.Index):
+                return expr
+            if block_of(expr, part.position, self.blocks) is None:
+                return changed(expr, change)
+            number = number or nodes.Var("block_number", INT, expr.span)
+            return nodes.Ref(INT, expr.span, number)
+
+        lets = [replace(let, value=change(let.value)) for let in hoisted.values()]
+        return lets, number
 
     def _spread_lets(self, part: nodes.Elementwise) -> None:
         """Gives every element what was computed for its block."""
@@ -280,7 +301,7 @@ class TileNeeds:
 
     def _prefetch(self, vector: Stored) -> None:
         """Asks for what short tiles of a vector need soon; see prefetch_tile."""
-        if vector.var in self._fetched or not is_in_memory(vector):
+        if vector.var in self._fetched or not is_in_memory(vector) or vector.is_cached:
             return
         if self._step == "kStep" and self._is_whole(vector):
             self._fetched.add(vector.var)
@@ -294,8 +315,11 @@ class TileNeeds:
         for part in parts:
             for expr in walk(part):
                 if isinstance(expr, nodes.Index) and isinstance(expr.array, nodes.Ref):
-                    vector = self.stored[expr.array.var]
+                    # What the same loop makes first is not there yet, nor in memory.
+                    vector = self.stored.get(expr.array.var)
                     is_here = isinstance(expr.index, nodes.Ref) and expr.index.var is part.position
+                    if vector is None or vector.is_cached:
+                        continue
                     if is_here and is_in_memory(vector):
                         found[vector.pointer] = None
         return list(found)

@@ -205,6 +205,7 @@ def reducer_elsewhere(name: str) -> tuple[str, ...]:
 _FORMS = {
     "abs": "abs(x)",
     "block_reduce": "block_reduce(v, n, init, f)",
+    "hadamard": "hadamard(v, n)",
     "filter": "filter(v, f)` or `filter(v, f, k)",
     "map": "map(v, f)",
     "max": "max(x, y)` or, of a vector, `reduce(v, v[0], max)",

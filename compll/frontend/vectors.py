@@ -4,6 +4,7 @@
     map(v, f)                        range(n)
     reduce(v, init, f)               block_reduce(v, n, init, f)
     filter(v, f)   filter(v, f, k)   sort(v, less)   top_k(v, k)   sample(v, m)
+    hadamard(v, n)
     scatter(n, indices, values)      scatter(n, indices, values, used)
 
 The numbers k, m and n decide how large a packet can become, so they may depend on parameters and on
@@ -257,6 +258,14 @@ def _block_reduce(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Exp
     return nodes.BlockReduce(Array(init.type), tree.span, reducer, block, init, source)
 
 
+def _hadamard(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
+    source, block = both(
+        lambda: _floats(lower, tree.arguments[0], frame, "what `hadamard` transforms"),
+        lambda: _block(lower, tree.arguments[1], frame),
+    )
+    return nodes.Hadamard(Array(FLOAT), tree.span, block, source)
+
+
 def _block(lower: "Lowerer", tree: ast.Expr, frame: "Frame") -> nodes.Expr:
     """The number of elements of a block, which a call checks where it depends on parameters."""
     block = lower.integer(tree, frame, "the size of a block")
@@ -352,6 +361,7 @@ OPERATORS: dict[str, tuple[tuple[int, ...], _Operator]] = {
     "block_reduce": ((4,), _block_reduce),
     "filter": ((2, 3), _filter),
     "sort": ((2,), _sort),
+    "hadamard": ((2,), _hadamard),
     "top_k": ((2,), _top_k),
     "sample": ((2,), _sample),
     "scatter": ((3, 4), _scatter),

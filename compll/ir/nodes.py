@@ -15,6 +15,7 @@
              | Elementwise(position, size, lets, value) | Sample(source, count, site)
              | Filter(source, flags, limit?) | Sort(source) | TopK(source, count)
              | Scatter(size, indices, values, used?) | BlockReduce(reducer, block, init, source)
+             | Hadamard(block, source)
     lambda   = params: var*, lets: let*, result: expr
 
 and what the passes make of it for back ends that emit loops:
@@ -33,8 +34,8 @@ again.
 
 After check: Map, Range, Apply, Sample, vector-valued lets. After inline: none of these; the source
 of a Reduce, a vector field and a vector result are Elementwise. What is stored between loops is the
-value of a let: a Filter, Sort, TopK, Scatter or BlockReduce whose sources are Elementwise. The
-result of a decode may be a Scatter too.
+value of a let: a Filter, Sort, TopK, Scatter, BlockReduce or Hadamard whose sources are
+Elementwise. The result of a decode may be a Scatter too.
 
 Every vector has a capacity, which is known from the parameters and the size of the gradient
 (ir/sizes.py), and a size, which may depend on data: that of a Filter, and of what is made from one.
@@ -316,8 +317,21 @@ class BlockReduce(Expr):
     source: Expr
 
 
+@dataclass(frozen=True, slots=True)
+class Hadamard(Expr):
+    """The orthonormal Walsh-Hadamard transform of each `block` elements of a vector of Float.
+
+    `block`: as for BlockReduce. What the last block lacks is not made up: it is transformed in
+    segments whose lengths are the powers of two that it is the sum of, the longest first
+    (ir/transforms.py).
+    """
+
+    block: Expr
+    source: Expr
+
+
 # Vectors that are kept in memory, because their elements cannot be computed one by one.
-Kept = Filter | Sort | TopK | Scatter | BlockReduce
+Kept = Filter | Sort | TopK | Scatter | BlockReduce | Hadamard
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,6 +168,8 @@ class _Printer:
             case nodes.BlockReduce():
                 parts = (self.expr(expr.init), self.expr(expr.source), self.expr(expr.block))
                 return f"block_reduce {expr.reducer}({', '.join(parts)})"
+            case nodes.Hadamard():
+                return f"hadamard({self.expr(expr.source)}, {self.expr(expr.block)})"
             case nodes.Filter() | nodes.TopK() | nodes.Scatter():
                 name = {nodes.Filter: "filter", nodes.TopK: "top_k"}.get(type(expr), "scatter")
                 return f"{name}({', '.join(map(self.expr, children(expr)))})"

@@ -127,7 +127,7 @@ class _Resolver:
     def size(self, vector: nodes.Expr) -> nodes.Expr:
         # Chains of maps are long: a loop, not recursion.
         while True:
-            if isinstance(vector, nodes.Map | nodes.Sort) or self._is_open(vector):
+            if isinstance(vector, nodes.Map | nodes.Sort | nodes.Hadamard) or self._is_open(vector):
                 vector = vector.source
             elif isinstance(vector, nodes.Ref) and vector.var in self._lets:
                 vector = self._lets[vector.var]

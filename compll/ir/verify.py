@@ -142,6 +142,11 @@ class _Checker:
                     raise IrError(f"a block reduction of type {expr.type} from {expr.init.type}")
                 if expr.block.type != INT or not isinstance(expr.source.type, Array):
                     raise IrError(f"blocks of {expr.block.type} elements of {expr.source.type}")
+            case nodes.Hadamard():
+                if expr.source.type != Array(FLOAT) or expr.type != Array(FLOAT):
+                    raise IrError(f"a Hadamard of {expr.source.type}")
+                if expr.block.type != INT:
+                    raise IrError(f"a Hadamard of {expr.block.type} elements")
             case nodes.Scatter():
                 if expr.indices.type != Array(INT) or expr.values.type != Array(FLOAT):
                     raise IrError(f"a Scatter of {expr.values.type} to {expr.indices.type}")

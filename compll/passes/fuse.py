@@ -6,7 +6,7 @@
 
 A sweep takes every reduction of one length whose inputs are known, and every write that does not
 wait for them, so the gradient is read as few times as the dependences allow. Vectors that are kept
-(filter, sort, top_k, scatter) have a loop each.
+(filter, sort, top_k, scatter, hadamard) have a loop each.
 """
 
 from compll.ir import nodes

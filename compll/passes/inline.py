@@ -12,7 +12,7 @@
 Every vector whose elements can be computed one by one is computed again wherever it is used, so it
 is not stored between loops. That is right because expressions are pure, random ones included: their
 value depends on the element's position alone. It can multiply operations, so their number is
-limited. The others (filter, sort, top_k, scatter, block_reduce) become lets of their own.
+limited. The others (filter, sort, top_k, scatter, block_reduce, hadamard) become lets of their own.
 """
 
 from collections.abc import Callable
@@ -344,6 +344,8 @@ def rebuild(expr: nodes.Expr, change: Callable[[nodes.Expr], nodes.Expr]) -> nod
             return replace(expr, block=block, init=init, source=source)
         case nodes.Sort():
             return replace(expr, source=change(expr.source))
+        case nodes.Hadamard():
+            return replace(expr, block=change(expr.block), source=change(expr.source))
         case nodes.TopK():
             return replace(expr, source=change(expr.source), count=change(expr.count))
         case nodes.Scatter():

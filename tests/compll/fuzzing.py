@@ -47,6 +47,7 @@ SPICE = (
         "scatter",
     ),
     *("random<int>", "random<float>", "bitcast<float>", "bitcast<uint32>", "block_reduce", "state"),
+    "hadamard",
     *("sum", "min", "max", "count", "and", "or", "prod", "sqrt", "exp2", "log2", "sign", "round"),
     *("gradient", "gradient.size", "seed", "step", "_", "__x", "\u00e9", "\0", "/*", "//", "\\"),
 )

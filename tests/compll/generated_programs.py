@@ -191,7 +191,12 @@ class _Writer(Expressions):
         if source.kind in ("float", "int") and self._choose.random() < 0.3:
             sign = self._choose.choice("<>")
             order = f"[&]({source.kind} a, {source.kind} b) -> uint1 {{ return a {sign} b; }}"
-        self._keep(self._name(), source.kind, source.length, f"sort({source.name}, {order})")
+        text = f"sort({source.name}, {order})"
+        # Some are transforms; not by a choice, so that seeds keep the rest of their programs.
+        number = sum(map(ord, source.name))
+        if source.kind == "float" and number % 2 == 1:
+            text = f"hadamard({source.name}, {BLOCKS[number % len(BLOCKS)]})"
+        self._keep(self._name(), source.kind, source.length, text)
 
     def _top_k(self) -> None:
         name, count = self._name(), self._choose.choice(["5", "max(count, 0)", f"{N} / 2", "count"])

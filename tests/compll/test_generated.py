@@ -30,6 +30,7 @@ INTEGER_SEED = 0
 # What programs are made of, as it stands in them.
 PARTS = (
     *("map(", "range(", "reduce(", "block_reduce(", "filter(", "sort(", "top_k(", "sample("),
+    "hadamard(",
     *("scatter(", "random<float>", "random<int>", "lambda_func", "if (", "else", "?", "state "),
     *("bitcast<float>", "bitcast<uint32>", "^ 1]", "^ 3]", "^ 7]", "/ block]", "/ 128]", "seed"),
     *("sum)", "prod)", "min)", "max)", "count)", "and)", "or)", "uint1*", "uint2*", "uint4*"),
@@ -70,7 +71,7 @@ def test_programs_are_accepted_and_have_everything():
     assert has_cuda(compll.compile_text(one.text, "made"), one)
     together = "\n".join(accepted)
     assert not [part for part in PARTS if part.replace("{0}", "") not in together]
-    for function in ("reduce(", "block_reduce(", "sort(", "top_k("):
+    for function in ("reduce(", "block_reduce(", "sort(", "top_k(", "hadamard("):
         decoders = [text.partition("MadeDecode")[2] for text in accepted]
         assert any(function in text for text in decoders)
     assert made(7) == made(7)

@@ -181,3 +181,22 @@ def test_a_width_that_a_conversion_wraps_has_room():
         codec, reference = compiled(program, k=k), compll.Reference(program, k=k)
         expected = reference.encode(gradient, seed=2, offset=3)
         np.testing.assert_array_equal(codec.encode(gradient, seed=2, offset=3), expected)
+
+
+def test_a_mask_leaves_32_bits_of_hashes():
+    """Their sums and products wrap in 32 bits as the low half of 64 does."""
+    text = """
+    int key = seed * 77 + step;
+    out = concat(map(range(gradient.size), [&](int i) -> uint32 {
+        int h = (i * 2654435769 + key) & 0xFFFFFFFF;
+        h = ((h ^ (h >> 16)) * 2246822507 - (i << 7)) & 4294967295;
+        int low = 1023 & (h * h * h + gradient.size / (i - 3) + (i << 40));
+        return h + low; }));"""
+    program = compll.compile_text(encoder(text), "hashed")
+    source = compll.generate(program)["hashed.codec.cc"]
+    hashes = [line for line in source.splitlines() if "* 2" in line]
+    assert hashes
+    assert not [line for line in hashes if "int_mul" in line]
+    x = np.zeros(3000, np.float32)
+    expected = compll.Reference(program).encode(x, seed=2**63 + 9, step=5)
+    assert compiled(program).encode(x, seed=2**63 + 9, step=5).tobytes() == expected.tobytes()

@@ -229,6 +229,7 @@ def test_labels() -> None:
 
 SCALED = ("onebit", "error_feedback(onebit)", "terngrad(bitwidth=4)", "qsgd(bits=4, bucket=64)")
 SCALED += ("int8", "error_feedback(int8(block=1024))", "fp8(format=e4m3)", "fp8(format=e5m2)")
+SCALED += ("eden", "eden(bits=4, block=64)")
 
 
 @pytest.mark.parametrize("text", SCALED)
@@ -254,7 +255,7 @@ def test_every_codec_with_a_float_for_many_elements_has_a_scale() -> None:
     }
     for name in without:
         assert not attacks.has_scale(compressors.parse(name))
-    with pytest.raises(ValueError, match="must be one of onebit, terngrad, fp8, int8, qsgd"):
+    with pytest.raises(ValueError, match="must be one of onebit, terngrad, eden, fp8, int8, qsgd"):
         attacks.lie_about_scale(compressors.parse("fp16"), np.zeros(9, np.uint8), 1, 2.0)
 
 

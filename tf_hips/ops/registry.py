@@ -170,6 +170,8 @@ class Algorithm:
         draws_alike: all encoders of a run have one seed, and so draw alike in a step.
         rounds_each: an element is decoded as itself but for a share of itself, whatever stands
             beside it and however great it is.
+        mixes: a block is rotated, so an error in one element is in all of its block: equal elements
+            arrive unequal.
     """
 
     name: str
@@ -184,6 +186,7 @@ class Algorithm:
     is_sparse: bool = False
     draws_alike: bool = False
     rounds_each: bool = False
+    mixes: bool = False
 
     @property
     def is_loaded(self) -> bool:
@@ -238,6 +241,12 @@ REGISTRY: dict[str, Algorithm] = {
             state_names=("velocity", "residual"),
             sums=_sums_of_dgc,
             is_sparse=True,
+        ),
+        Algorithm(
+            "eden",
+            op="eden",
+            parameters=(Parameter("bits", default=1, minimum=1, maximum=4), _block("block", 1024)),
+            mixes=True,
         ),
         Algorithm("fp16", op="fp16"),  # above 65504 it is infinity
         Algorithm("fp32", op="fp32", is_unbiased=True, rounds_each=True),

@@ -35,6 +35,7 @@ RANDOM, WORST = PLACEMENTS = ("random", "worst")
 _SCALES: dict[str, tuple[int, str | None]] = {
     "onebit": (0, None),
     "terngrad": (2, None),
+    "eden": (4, "block"),
     "fp8": (0, "block"),
     "int8": (0, "block"),
     "qsgd": (0, "bucket"),

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// The Walsh-Hadamard transform of blocks of a tile, in the steps of compll/ir/transforms.py: stages
+// of strides 1, 2, 4, .., of which each puts a + b and a - b in the place of a and b, and one
+// multiplication by the float next to 1 / sqrt(length).
+//
+// An element takes log2(length) additions, so what costs time is moving them: the four stages in a
+// row of 16 floats are made in registers, and the others two at a time.
+
+#ifndef TF_HIPS_CC_RUNTIME_HADAMARD_H_
+#define TF_HIPS_CC_RUNTIME_HADAMARD_H_
+
+#include <cstdint>
+
+#include "tf_hips/cc/runtime/reduce.h"
+#include "tf_hips/cc/runtime/row.h"
+#include "tf_hips/cc/runtime/target.h"
+#include "tf_hips/cc/runtime/vectors.h"
+
+namespace tf_hips {
+
+// 2^(-k / 2), where `length` is 2^k: what multiplies a segment.
+TF_HIPS_INLINE float hadamard_scale(int64_t length) {
+  float power = 1.0f;
+  for (; length >= 4; length /= 4) power *= 0.5f;
+  return length == 2 ? power * 0.70710678f : power;
+}
+
+#if defined(TF_HIPS_HAS_VECTORS)
+namespace avx512 {
+
+#pragma GCC diagnostic push
+#if !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+#pragma GCC diagnostic ignored "-Wuninitialized"
+
+// A stage of a row: each element's partner is in `turned`, and its own part of the sum is negated in
+// the second of two. By 1 and -1 a product is exact, so the sum alone is rounded.
+TF_HIPS_AVX512_INLINE Row row_stage(Row x, Row turned, __mmask16 seconds) {
+  const Row signs = _mm512_mask_blend_ps(seconds, row_of(1.0f), row_of(-1.0f));
+  return _mm512_fmadd_ps(x, signs, turned);
+}
+
+// The stages of strides 1, 2, 4 and 8.
+TF_HIPS_AVX512_INLINE Row row_butterflies(Row x) {
+  x = row_stage(x, _mm512_permute_ps(x, 0xB1), 0xAAAA);
+  x = row_stage(x, _mm512_permute_ps(x, 0x4E), 0xCCCC);
+  x = row_stage(x, _mm512_shuffle_f32x4(x, x, 0xB1), 0xF0F0);
+  return row_stage(x, _mm512_shuffle_f32x4(x, x, 0x4E), 0xFF00);
+}
+
+#define TF_HIPS_ROWS_INLINE TF_HIPS_AVX512_INLINE
+#define TF_HIPS_ROWS_APART TF_HIPS_AVX512 inline
+#include "tf_hips/cc/runtime/hadamard_rows.h"
+#undef TF_HIPS_ROWS_INLINE
+#undef TF_HIPS_ROWS_APART
+
+#pragma GCC diagnostic pop
+}  // namespace avx512
+
+namespace avx2 {
+
+TF_HIPS_AVX2_INLINE __m256 half_stage(__m256 x, __m256 turned, __m256 signs) {
+  return _mm256_add_ps(turned, _mm256_xor_ps(x, signs));
+}
+
+TF_HIPS_AVX2_INLINE __m256 half_butterflies(__m256 x) {
+  const float n = -0.0f;
+  x = half_stage(x, _mm256_permute_ps(x, 0xB1), _mm256_setr_ps(0, n, 0, n, 0, n, 0, n));
+  x = half_stage(x, _mm256_permute_ps(x, 0x4E), _mm256_setr_ps(0, 0, n, n, 0, 0, n, n));
+  return half_stage(x, _mm256_permute2f128_ps(x, x, 1), _mm256_setr_ps(0, 0, 0, 0, n, n, n, n));
+}
+
+TF_HIPS_AVX2_INLINE Row row_butterflies(Row x) {
+  const __m256 low = half_butterflies(x.low), high = half_butterflies(x.high);
+  return {_mm256_add_ps(low, high), _mm256_sub_ps(low, high)};
+}
+
+#define TF_HIPS_ROWS_INLINE TF_HIPS_AVX2_INLINE
+#define TF_HIPS_ROWS_APART TF_HIPS_AVX2 inline
+#include "tf_hips/cc/runtime/hadamard_rows.h"
+#undef TF_HIPS_ROWS_INLINE
+#undef TF_HIPS_ROWS_APART
+
+}  // namespace avx2
+#endif
+
+// The same one stage after another, of any power of two of elements.
+TF_HIPS_APART void hadamard_plain(const float* in, int64_t length, float* out) {
+  if (out != in) {
+    for (int64_t j = 0; j < length; ++j) out[j] = in[j];
+  }
+  for (int64_t stride = 1; stride < length; stride *= 2) {
+    for (int64_t begin = 0; begin < length; begin += 2 * stride) {
+      float* const first = out + begin;
+      float* const second = first + stride;
+      for (int64_t j = 0; j < stride; ++j) {
+        const float a = first[j], b = second[j];
+        first[j] = a + b;
+        second[j] = a - b;
+      }
+    }
+  }
+  const float scale = hadamard_scale(length);
+  for (int64_t j = 0; j < length; ++j) out[j] *= scale;
+}
+
+// `count` segments of one length.
+TF_HIPS_INLINE void hadamard_segments(const float* in, int64_t count, int64_t length, float* out) {
+#if defined(TF_HIPS_HAS_VECTORS)
+  if (length >= kLanes) {
+    const float scale = hadamard_scale(length);
+    switch (machine()) {
+      case Machine::kAvx512:
+        avx512::hadamard_blocks(in, count, length / kLanes, scale, out);
+        return;
+      case Machine::kAvx2:
+        avx2::hadamard_blocks(in, count, length / kLanes, scale, out);
+        return;
+      default:
+        break;
+    }
+  }
+#endif
+  for (int64_t k = 0; k < count; ++k) hadamard_plain(in + k * length, length, out + k * length);
+}
+
+// The blocks of a tile of `count` values, of which the last may be shorter: then it is transformed
+// in segments, the powers of two that it is the sum of, the longest first. `out` may be `in`.
+TF_HIPS_INLINE void hadamard_tile(const float* in, int64_t count, int64_t block, float* out) {
+  const int64_t whole = count & -block;
+  if (whole != 0) hadamard_segments(in, whole / block, block, out);
+  int64_t at = whole;
+  for (int64_t length = block / 2; at < count; length /= 2) {
+    if ((count & length) == 0) continue;
+    hadamard_segments(in + at, 1, length, out + at);
+    at += length;
+  }
+}
+
+}  // namespace tf_hips
+
+#endif  // TF_HIPS_CC_RUNTIME_HADAMARD_H_
