@@ -219,7 +219,7 @@ def _show_server(console: Any, told: dict[str, Any]) -> None:
         f"server{name}: up for {_time(told['uptime_s'])}, {per_round}{refused} refused, "
         f"{'durable' if told['is_durable'] else 'state in memory'}"
     )
-    if told["certificate_s"] is not None:
+    if told.get("certificate_s") is not None:
         console.print(_certificates(told))
     if told["quorum"] is not None:
         deadline_s = told["deadline_s"]
