@@ -110,15 +110,15 @@ def test_a_party_whose_connection_is_forgotten_comes_back_in_time(
         b.client.close()
 
 
-@pytest.mark.slow  # 4 MiB take as long as their link does
+@pytest.mark.slow  # 4 MiB take as long as their link does, 9 s
 def test_a_connection_that_is_slow_one_way_is_kept(certificates: Certificates) -> None:
-    """What stands in buffers takes longer than a ping may."""
+    """What stands in buffers takes longer than a ping may, and a busy machine is late by less."""
     weights = [np.arange(1 << 20, dtype=np.float32)]
-    with serving(certificates, lost_after_s=4.0) as server, Relay(server.port) as relay:
+    with serving(certificates, lost_after_s=8.0) as server, Relay(server.port) as relay:
         a = Party(server.address, "a", certificates.party("a"))
         b = Party(relay.address, "b", certificates.party("b"))
         together(a.join, b.join)
-        before, relay.bytes_per_s = relay.num_connections, 1e6
+        before, relay.bytes_per_s = relay.num_connections, 5e5
         _, [fetched] = together(
             lambda: a.client.first_sync(weights), lambda: b.client.first_sync(weights)
         )
