@@ -32,7 +32,14 @@ _OF_A_MOMENT = frozenset(
         *(errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH),
     }
 )
-_SAYS_ENDED = re.compile(rf"(?:\w+: )?(?:Server [^\s,]+(?:, \w+)?: )?{re.escape(ENDED)}")
+# How the error of a rank begins that another rank's is told to: `strategies.from_rank_0`,
+# `strategies.replicas`, `callbacks.peers`; last, `comm.verdicts`.
+_OF_A_RANK = (
+    r"Rank \d+ (?:failed\.|of this party failed\.|(?:ended|left its step)(?: in [^:]+)? with) "
+)
+_SAYS_ENDED = re.compile(
+    rf"(?:(?:\w+: )?{_OF_A_RANK})*(?:\w+: )?(?:Server [^\s,]+(?:, \w+)?: )?{re.escape(ENDED)}"
+)
 _CONFIG_VARIABLE = "TF_HIPS_CONFIG"  # that of tf_hips.config, which stands above this module
 
 
@@ -96,8 +103,8 @@ def is_final(error: BaseException | None) -> bool:
 def reason_of_end(text: str) -> str | None:
     """Why the run is over for all, if that is what the text of an error says; else None.
 
-    It says so at its beginning, behind the error's class and the server that has answered: what
-    follows may quote any site, which writes what it likes.
+    It says so at its beginning, behind the error's class, the rank of the party that has heard it
+    and the server that has answered: what follows may quote any site, which writes what it likes.
     """
     said = _SAYS_ENDED.match(text)
     return text[said.end() :] if said else None

@@ -57,6 +57,16 @@ def test_it_is_told_once_a_day_until_it_is_renewed() -> None:
         watch.look("short", short)
         watch.look("renewed", short if hour < 20 else month)
     assert told == [("short", 4 * 3600.0)]
+    # One name may have several certificates, which are shown in turn.
+    told.clear()
+    for number in range(100):
+        now[0] = 40 * DAY_S + number
+        watch.look("two", month if number % 2 else short)
+    assert [name for name, _ in told] == ["two"] * 2
+    now[0] += DAY_S
+    watch.look("two", month)
+    assert len(told) == 3
+    assert len(watch._told) == 1  # what is older than a day is forgotten
     assert [span(one * DAY_S) for one in (26.9, 1.3, 0.05)] == ["26 days", "31 h", "72 min"]
 
 

@@ -96,6 +96,27 @@ def test_a_server_that_keeps_no_run_is_not_looked_for_where_nobody_listens() -> 
     assert "Tried for" not in str(caught.value)
 
 
+def test_a_call_that_has_met_nobody_has_found_no_server() -> None:
+    class Error(grpc.RpcError):
+        def __init__(self, code: grpc.StatusCode) -> None:
+            self.code, self.details = lambda: code, lambda: "Deadline Exceeded"
+
+    with linked() as link:
+        for code, is_there in (
+            (grpc.StatusCode.DEADLINE_EXCEEDED, False),
+            (grpc.StatusCode.CANCELLED, False),
+            (grpc.StatusCode.ABORTED, True),
+            (grpc.StatusCode.DEADLINE_EXCEEDED, True),  # it was there before
+        ):
+
+            def fail(*_: Any, code: grpc.StatusCode = code) -> None:
+                raise Error(code)
+
+            with pytest.raises(PeerError):
+                link.persist("Terms", 0.0, fail)
+            assert link._has_connected == is_there
+
+
 def test_connecting_and_answer_have_one_time_together(monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[float] = []
 

@@ -94,8 +94,15 @@ def test_trouble_that_passes_ends_no_run(
         assert server._session.ended is None
 
 
-def test_a_server_whose_code_raises_has_not_broken_the_connection() -> None:
+def test_code_that_raises_on_either_side_has_not_broken_the_connection() -> None:
     """gRPC says UNKNOWN of both."""
+
+    def requests() -> Iterator[bytes]:
+        yield b"first"
+        raise KeyError("a mistake")
+
+    def take(messages: Iterator[bytes], _: object) -> bytes:
+        return b"".join(messages)
 
     def fail(*_: object) -> bytes:
         raise KeyError("a mistake")
@@ -107,6 +114,7 @@ def test_a_server_whose_code_raises_has_not_broken_the_connection() -> None:
     methods = {
         "Fail": grpc.stream_unary_rpc_method_handler(fail),
         "FailLater": grpc.stream_stream_rpc_method_handler(fail_later),
+        "Take": grpc.stream_unary_rpc_method_handler(take),
     }
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         server = grpc.server(pool, (grpc.method_handlers_generic_handler("any", methods),))
@@ -116,7 +124,8 @@ def test_a_server_whose_code_raises_has_not_broken_the_connection() -> None:
             with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
                 for method in methods:
                     with pytest.raises(grpc.RpcError) as caught:
-                        list(channel.unary_stream(f"/any/{method}")(b"", timeout=DEADLINE_S))
+                        given = requests() if method == "Take" else iter([b""])
+                        list(channel.stream_stream(f"/any/{method}")(given, timeout=DEADLINE_S))
                     assert caught.value.code() == grpc.StatusCode.UNKNOWN
                     assert not is_broken(caught.value)
         finally:

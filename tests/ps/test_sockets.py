@@ -18,8 +18,9 @@ DEADLINE_S = 20.0
 
 
 @contextlib.contextmanager
-def listening() -> Iterator[tuple[str, int]]:
-    with socket.create_server(("127.0.0.1", 0)) as server:
+def listening(host: str = "127.0.0.1", port: int = 0) -> Iterator[tuple[str, int]]:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, port), family=family) as server:
         yield server.getsockname()[:2]
 
 
@@ -55,15 +56,20 @@ def test_clients_of_one_server_connect_one_after_the_other() -> None:
             assert (one.read().sent, other.read().sent) == (3, 0)
 
 
-def test_a_socket_that_leads_where_no_name_server_said_is_counted() -> None:
-    """As where `localhost` is ::1 to gRPC alone. Of two new ones neither is taken."""
+def test_localhost_that_is_its_ipv6_address_to_grpc_alone_is_counted() -> None:
+    """Of two new ones neither is taken."""
 
     class Astray(Meter):
         def _resolve(self) -> set[tuple[str, int]]:
-            return {("192.0.2.1", self._port)}
+            return {("127.0.0.1", self._port)}
 
-    with listening() as address, listening() as further, contextlib.ExitStack() as stack:
-        meter, other = Astray(*address), Astray(*further)
+    with contextlib.ExitStack() as stack:
+        try:
+            address = stack.enter_context(listening("::1"))
+            further = stack.enter_context(listening("::1"))
+        except OSError:
+            pytest.skip("this kernel has no IPv6")
+        meter, other = Astray("localhost", address[1]), Astray("localhost", further[1])
 
         def send(where: tuple[str, int]) -> None:
             stack.enter_context(socket.create_connection(where)).sendall(b"abc")
@@ -74,6 +80,20 @@ def test_a_socket_that_leads_where_no_name_server_said_is_counted() -> None:
             send(further)
             send(further)
         assert (meter.read().sent, other.read().sent) == (3, 0)
+
+
+def test_a_server_that_is_away_takes_no_connection_to_another_with_its_port() -> None:
+    """As with `--server a:7070,b:7070`: the meter of `a` would end the connection to `b`."""
+    with listening("127.0.0.2") as (host, port):
+        away, other = Meter("127.0.0.3", port), Meter(host, port)
+        with other.connecting(), away.connecting():  # which fails sooner
+            mine = socket.create_connection((host, port))
+        with mine:
+            mine.sendall(b"abc")
+            assert (away.read().sent, other.read().sent) == (0, 3)
+            away.settle()
+            mine.sendall(b"de")
+            assert other.read().sent == 5
 
 
 def test_a_silent_server_keeps_nobody_from_connecting(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -311,6 +311,15 @@ def test_a_link_that_is_away_and_certificates_that_are_renewed_end_nothing(
         threading.Timer(0.2, lambda: setattr(relay, "answer", None)).start()
         lay("west", certificates.identity("party", "west", days=0.5))
         assert client.apply(1, 1.0)
+        # Who stays connected hears of the end, too.
+        lay("hub", certificates.identity("global-server", "hq", days=0.003))
+        lay("west", certificates.identity("party", "west", days=0.003))
+        for who in (client, server._server):
+            who._own._fresh_until = 0.0  # as a minute later
+        assert client.apply(2, 1.0)
+        for laid in (west, hub):
+            told = f"The certificate of {laid.certificate} ends in"
+            eventually(lambda told=told: told in caplog.text)
         client.close()
     assert "The changed certificate is not used: `tls`: the key" in caplog.text
     assert "No connection to the state server" in caplog.text

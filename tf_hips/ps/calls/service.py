@@ -44,7 +44,7 @@ from tf_hips.ps.calls.admission import Admission, RefusedError, TurnedAwayError
 from tf_hips.ps.calls.joint import MEASURE, MOVING, Lead
 from tf_hips.ps.calls.pacing import METHOD, PaceServer
 from tf_hips.ps.calls.sketch import poll_of
-from tf_hips.ps.calls.streams import Reader, tell_held, weight_of
+from tf_hips.ps.calls.streams import Reader, read_ticks, tell_held, weight_of
 from tf_hips.ps.calls.traffic import Flow, Traffic
 from tf_hips.ps.calls.wait_limits import Waits
 from tf_hips.ps.calls.written import Written
@@ -142,7 +142,7 @@ class Calls:
             "Leave": unary(self._unary(self._leave)),
             "Upload": unary(self._unary(self._upload, has_stream=True)),
             "Download": stream(self._stream(self._download)),
-            "Watch": stream(self._stream(self._watch)),
+            "Watch": stream(self._stream(self._watch, has_stream=True)),
             "Status": unary(self._status),
             "BackedUp": unary(self._unary(self._back_up)),
             "WantBackup": stream(self._stream(self._want_backup)),
@@ -370,15 +370,17 @@ class Calls:
 
     def _watch(
         self,
-        request: bytes,
+        requests: Iterable[bytes],
         call: Call,
         caller: Caller,
         session: Session,
         context: grpc.ServicerContext,
     ) -> Iterator[bytes]:
+        _only(requests)
         context.send_initial_metadata(())  # the child knows that it has been heard
-        # The child's own ticks are read by gRPC alone, which is what they are for.
-        for news in session.watch(caller, keepalive.tick_s(self._config.lost_after_s)):
+        tick_s = keepalive.tick_s(self._config.lost_after_s)
+        read_ticks(requests, context, tick_s)
+        for news in session.watch(caller, tick_s):
             yield news_to_message(news)
 
     def _leave(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:

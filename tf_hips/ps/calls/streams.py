@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What comes in over the streams of a server's calls."""
 
+import contextlib
 import threading
 from collections.abc import Iterable
 
@@ -98,3 +99,29 @@ def weight_of(context: grpc.ServicerContext) -> float | None:
     metadata = dict(context.invocation_metadata() or ())
     text = metadata.get(wire.WEIGHT_KEY)
     return None if text is None else wire.weight_from_text(str(text))
+
+
+def read_ticks(messages: Iterable[bytes], context: grpc.ServicerContext, tick_s: float) -> None:
+    """Takes a child's ticks, in a thread of its own, until the call is over.
+
+    gRPC takes a message only when it is asked for one: unread, they would stop once the window of
+    the stream is full. They are read twice as fast as they come, and no faster, so whoever sends
+    without end is held up by the window.
+
+    Args:
+        messages: the ticks.
+        context: of the call.
+        tick_s: seconds from one tick to the next.
+    """
+    is_over = threading.Event()
+
+    def read() -> None:
+        with contextlib.suppress(grpc.RpcError):  # the child has hung up
+            for _ in messages:
+                if is_over.wait(tick_s / 2):
+                    return
+
+    if context.add_callback(is_over.set):
+        # A machine that has no thread to spare can do without for as long as the window lasts.
+        with contextlib.suppress(RuntimeError):
+            threading.Thread(target=read, name="tf_hips-ticks", daemon=True).start()

@@ -28,8 +28,13 @@ _ERRORS: dict[grpc.StatusCode, type[TfHipsError]] = {
 }
 # What gRPC's server says when `maximum_concurrent_rpcs` is reached, and ours to one child.
 _BUSY = ("Concurrent RPC limit", TOO_MANY)
-# How gRPC's server begins where a method has raised what is no error of ours.
-_RAISED = ("Exception calling application: ", "Exception iterating responses: ")
+# How gRPC begins where a method of its server, or this side's iterator of requests, has raised what
+# is no error of ours.
+_RAISED = (
+    "Exception calling application: ",
+    "Exception iterating responses: ",
+    "Exception iterating requests!",
+)
 
 
 def is_broken(error: Exception) -> bool:
@@ -37,8 +42,8 @@ def is_broken(error: Exception) -> bool:
 
     UNKNOWN has two meanings. gRPC says it of a stream that ends without a status: of a TLS record
     that does not decrypt, because a bit has changed on the way, it is "Stream removed". And it says
-    so of a server's mistake, which trying again would only repeat; then its text begins as
-    `_RAISED`. Errors of ours have codes of their own (`calls.service`).
+    so of a mistake in the code of either side, which trying again would only repeat; then its text
+    begins as `_RAISED`. Errors of ours have codes of their own (`calls.service`).
     """
     if not isinstance(error, grpc.RpcError):
         return False

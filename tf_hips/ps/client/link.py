@@ -45,6 +45,8 @@ CHANNEL_OPTIONS = (
 )
 # A server that never answered may still be starting, but not for a whole round's deadline.
 _FIRST_CONTACT_S = 30.0
+# Codes of calls that this side has ended, perhaps before anybody has heard of them.
+_OF_THIS_SIDE = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 _PAUSES_S = (0.05, 0.2, 0.5, 1.0, 2.0)
 
 _Result = TypeVar("_Result")
@@ -206,7 +208,7 @@ class Link:
                 elif is_busy(error):
                     self._rest(method, attempt, patience)
                 else:
-                    self._has_connected = True
+                    self._has_connected |= code_of(error) not in _OF_THIS_SIDE
                     raise self._translate(method, error, patience, began, reason) from None
             except ValueError as error:
                 # gRPC's word for a channel that is closed: another call has lost it meanwhile.

@@ -39,8 +39,8 @@ from tf_hips.ps.transport.parcel import Held, Intake
 from tf_hips.ps.transport.sockets import WireBytes
 
 SEPARATOR = ","
-# What servers of one run need not agree on: how far they are, and who they are.
 _TURN_S = 0.2  # of waiting
+# What servers of one run need not agree on: how far they are, and who they are.
 _EACH_ITS_OWN = ("round", "newest", "session", "is_back", "oldest", "keeps_all")
 
 _Result = TypeVar("_Result")

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from tf_hips import log
 from tf_hips.config import Tls
 from tf_hips.errors import ConfigError, PeerError, ProtocolError
-from tf_hips.ps.security import tls
+from tf_hips.ps.security import expiry, tls
 from tf_hips.ps.transport.sockets import is_loopback, split_address
 
 _MAX_ANSWER_BYTES = 1 << 16
@@ -65,6 +65,7 @@ class StateClient:
             if identity is None
             else tls.Renewed(identity, _context, lambda text: log.warning("%s", text))
         )
+        self._own = expiry.own(identity)
         self._has_answered = False
         self._connection: _Connection | None = None
 
@@ -118,6 +119,7 @@ class StateClient:
             self._connection = None
 
     def _post(self, path: str, **fields: float) -> bytes:
+        self._own.look()
         body = urllib.parse.urlencode({name: repr(value) for name, value in fields.items()})
         ends = time.monotonic() + self._deadline_s
         attempt = 0

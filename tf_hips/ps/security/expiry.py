@@ -80,7 +80,7 @@ class Expiry:
         self._tell = tell
         self._clock = clock
         self._lock = threading.Lock()
-        self._told: dict[str, tuple[Validity, float]] = {}  # of a name: which, and when
+        self._told: dict[tuple[str, Validity], float] = {}  # when, within the last day
 
     def look(self, name: str, validity: Validity) -> float:
         """How many seconds are left of the certificate that `name` has now."""
@@ -88,10 +88,12 @@ class Expiry:
         left_s = validity.ends - now
         if validity.is_near(left_s):
             with self._lock:
-                known, when = self._told.get(name, (None, 0.0))
-                is_news = known != validity or now >= when + _DAY_S
+                # By both: two certificates of one name may be shown by turns.
+                when = self._told.get((name, validity))
+                is_news = when is None or now >= when + _DAY_S
                 if is_news:
-                    self._told[name] = validity, now
+                    self._told = {k: t for k, t in self._told.items() if now < t + _DAY_S}
+                    self._told[name, validity] = now
             if is_news:
                 self._tell(name, left_s)
         return left_s

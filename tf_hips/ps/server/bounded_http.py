@@ -60,7 +60,6 @@ class BoundedServer(http.server.ThreadingHTTPServer):
             else tls.Renewed(identity, _context, lambda text: log.warning("%s", text))
         )
         self._own = expiry.own(identity)
-        self._own.look()
         self._lock = threading.Lock()
         self._of_one: collections.Counter[str] = collections.Counter()  # by fingerprint
         self._free = threading.BoundedSemaphore(self.max_connections)
@@ -76,6 +75,11 @@ class BoundedServer(http.server.ThreadingHTTPServer):
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
+
+    def service_actions(self) -> None:
+        """Now and then, whoever is connected: connections are kept for a whole run."""
+        super().service_actions()
+        self._own.look()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Hands a connection to a thread, or closes it where there are too many."""
@@ -95,7 +99,6 @@ class BoundedServer(http.server.ThreadingHTTPServer):
             if self._contexts is None:
                 super().process_request_thread(request, client_address)
                 return
-            self._own.look()
             request = self._contexts.get().wrap_socket(request, server_side=True)
             with self._counting(fingerprint_of(request)) as has_room:
                 if has_room:

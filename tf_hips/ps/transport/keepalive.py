@@ -20,8 +20,9 @@ LOST_AFTER_S = 120.0
 _LEAST_S, _MOST_S = 4.0, 120.0
 # gRPC makes this one the kernel's TCP_USER_TIMEOUT, which ends a connection whose other end takes
 # no bytes for as long: a tunnel into a slow link does not read for seconds. The time that a ping
-# has is the other one. A day.
-_KERNEL_MS = 86_400_000
+# has is the other one. It is also how long the kernel keeps what was not sent of a connection that
+# is closed already, so not for ever: a quarter of an hour.
+_KERNEL_MS = 900_000
 # To each time after which the other side pings: so many a busy machine may be late with.
 _TICKS = 4
 

@@ -155,14 +155,15 @@ class Meter:
             num_live = len(self._live)
             yield
             self._scan()
-            if len(self._live) == num_live:
+            if len(self._live) == num_live and is_loopback(self._host):
                 self._learn(before)
 
     def _learn(self, before: set[int]) -> None:
-        """Takes the one new socket with the server's port for ours, wherever it leads.
+        """Takes the one new socket to the server's port at `::1` for ours.
 
         gRPC asks name servers in a way of its own: `localhost` is `::1` to it where `/etc/hosts`
-        has 127.0.0.1 alone.
+        has 127.0.0.1 alone. A socket that leads elsewhere may be another client's, to a server that
+        has the same port.
         """
         found = []
         for inode, number in _socket_descriptors() or ():
@@ -171,7 +172,7 @@ class Meter:
             if copy is not None:
                 with copy, contextlib.suppress(OSError):
                     peer = copy.getpeername()[:2]
-                    if len(peer) == 2 and peer[1] == self._port:
+                    if peer == ("::1", self._port):
                         found.append(peer)
         if len(found) == 1:
             self._peers |= {found[0]}
