@@ -9,6 +9,7 @@ import re
 
 import numpy as np
 import pytest
+from numpy.typing import ArrayLike
 
 from tests.ops.codecs import SPECS, Floats, reference
 from tf_hips.ops import Compressor, eden, parse
@@ -126,17 +127,21 @@ def one_of(n: int, at: int = -1) -> Floats:
     return x
 
 
+def joined(first: ArrayLike, then: ArrayLike) -> Floats:
+    return np.concatenate([first, then]).astype(np.float32)
+
+
 # Last blocks of no power of two of elements, which are mixed as whole ones are.
-LAST_BLOCKS = {
+LAST_BLOCKS: dict[str, Floats] = {
     "first of 1023": one_of(1023, 0),
     "last of 1023": one_of(1023),
     "last of 1535": one_of(1535),
     "middle of 513": one_of(513, 256),
-    "1022 normal, and 10^4": np.append(normal(1022), np.float32(1e4)),
-    "9 small, 1 large": np.append(normal(9) / 100, np.float32(1)),
-    "8 small, 2 large": np.append(normal(8) / 100, np.array([1, -1], np.float32)),
-    "512 zeros, 256 normal": np.append(np.zeros(512, np.float32), normal(256)),
-    "99 normal, and 10": np.append(normal(99), np.float32(10)),
+    "1022 normal, and 10^4": joined(normal(1022), [1e4]),
+    "9 small, 1 large": joined(normal(9) / 100, [1]),
+    "8 small, 2 large": joined(normal(8) / 100, [1, -1]),
+    "512 zeros, 256 normal": joined(np.zeros(512), normal(256)),
+    "99 normal, and 10": joined(normal(99), [10]),
     "1023 normal": normal(1023),
 }
 
@@ -195,6 +200,8 @@ def test_the_body_is_salt_scales_and_codes() -> None:
     codec = reference(eden(bits=2))
     packet = codec.encode(x, seed=9)
     assert packet.size == codec.wire_bytes(x.size) == 16 + 4 + 4 * 3 + 2500 * 2 // 8
+    one_bit = reference(eden()).wire_bytes(1 << 20)
+    assert 4 * (1 << 20) / one_bit == pytest.approx(31.0, abs=0.05)
     double = packet.copy()
     double[20:32] = (packet[20:32].view("<f4") * np.float32(2)).view(np.uint8)
     np.testing.assert_array_equal(codec.decode(double, 2500), 2 * codec.decode(packet, 2500))
