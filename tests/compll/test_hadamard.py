@@ -146,6 +146,8 @@ def test_it_is_stored_once():
     source = compll.generate(program)["turned.codec.cc"]
     encode = source[source.index("encode_tiles(") : source.index("encode_fields(")]
     assert encode.count("hadamard_tile(") == 4
+    # No pointer is formed outside of a tile.
+    assert "- base;" not in source
     assert '#include "tf_hips/cc/runtime/hadamard.h"' in source
 
 
