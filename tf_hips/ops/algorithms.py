@@ -111,9 +111,9 @@ def eden(bits: int = 1, block: int = 1024) -> Compressor:
     that are best for those serve any dense gradient: of the energy of a block 0.571, 0.133, 0.036
     and 0.0096 are lost with 1, 2, 3 and 4 bits. Each block keeps what it has in its own direction,
     and errors of several encoders do not add up: in the mean over seeds little is lost. Biased all
-    the same: with 1 bit, a block with few elements that are not zero loses up to all its energy,
-    and beside one large element small ones are lost. An error is spread over its block. NaN counts
-    as 0 and an infinity as the largest finite value of its block.
+    the same: with 1 bit the error of a block with few elements that are not zero can be as large as
+    they are, and beside one large element small ones are lost. An error is spread over its block.
+    NaN counts as 0 and an infinity as the largest finite value of its block.
 
     Args:
         bits: bits per element, from 1 to 4.

@@ -64,8 +64,8 @@ __device__ inline void hadamard_plain(float* x, int length) {
   }
 }
 
-// C of compll/ir/transforms.py: each two elements that are half a block apart. In phases; all threads
-// must call it.
+// C of compll/ir/transforms.py: each two elements that are half a block apart. In phases; all
+// threads must call it.
 __device__ inline void hadamard_pairs(float* x, int length) {
   const int half = length / 2;
   float* const second = x + (length - half);

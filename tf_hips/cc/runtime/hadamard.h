@@ -34,8 +34,8 @@ namespace avx512 {
 #endif
 #pragma GCC diagnostic ignored "-Wuninitialized"
 
-// A stage of a row: each element's partner is in `turned`, and its own part of the sum is negated in
-// the second of two. By 1 and -1 a product is exact, so the sum alone is rounded.
+// A stage of a row: each element's partner is in `turned`, and its own part of the sum is negated
+// in the second of two. By 1 and -1 a product is exact, so the sum alone is rounded.
 TF_HIPS_AVX512_INLINE Row row_stage(Row x, Row turned, __mmask16 seconds) {
   const Row signs = _mm512_mask_blend_ps(seconds, row_of(1.0f), row_of(-1.0f));
   return _mm512_fmadd_ps(x, signs, turned);
