@@ -195,19 +195,15 @@ class BlockLoops(Loops):
         part, _ = block_source(store)
         self._position = part.position
         self.lines.add(*feedback.first)
-        tile, pointer = self.names.fresh("tile"), self.names.of(store.var)
+        tile = self.names.of(store.var)
         self.lines.add(f"alignas(64) float {tile}[kTile];")
         made = self._tile_of_codes(part, tile)
         if made is None:
             self.run_spreads()
             made = self.tile(part, FLOAT)
-        self.lines.add(
-            f"hadamard_tile({made}, count, {length}, {tile});",
-            # Its elements have the numbers that they have in the whole vector.
-            f"const float* const {pointer} = {tile} - base;",
-        )
+        self.lines.add(f"hadamard_tile({made}, count, {length}, {tile});")
         self.stored[store.var] = Stored(
-            store.var, part.size, "", pointer, is_field=False, bits=None, is_cached=True
+            store.var, part.size, "", tile, is_field=False, bits=None, is_cached=True
         )
 
     def _tile_of_codes(self, part: nodes.Elementwise, tile: str) -> str | None:
@@ -243,7 +239,7 @@ class BlockLoops(Loops):
             return None
         vector = self.stored[expr.array.var]
         is_plain = self._is_whole(vector) and is_in_memory(vector)
-        return f"{vector.pointer} + base" if is_plain else None
+        return f"{vector.pointer} + {self._at(vector)}" if is_plain else None
 
     def row_of_codes(self, expr: nodes.Index) -> str | None:
         """C++ for the codes of a tile, a byte each; None: it is no vector of such."""

@@ -128,7 +128,11 @@ class Loops(TileNeeds):
         self._position = part.position
         vector = self.stored[inner.array.var]
         is_plain = is_in_memory(vector) and vector.size == self._size
-        return f"{vector.pointer} + base" if is_plain and self._is_here(inner.index) else None
+        return (
+            f"{vector.pointer} + {self._at(vector)}"
+            if is_plain and self._is_here(inner.index)
+            else None
+        )
 
     def sweep(
         self,
@@ -232,7 +236,11 @@ class Loops(TileNeeds):
             if self._is_here(value.index) and vector.is_local:
                 return vector.pointer
             if self._is_here(value.index) and self._is_whole(vector):
-                return self._tiles[vector.var] if vector.is_field else f"{vector.pointer} + base"
+                return (
+                    self._tiles[vector.var]
+                    if vector.is_field
+                    else f"{vector.pointer} + {self._at(vector)}"
+                )
         for other, its_kind, made in self._made:
             if its_kind == kind and is_same(part, other):
                 return made

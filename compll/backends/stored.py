@@ -20,7 +20,7 @@ class Stored:
         pointer: C++ for its first element or byte.
         bits: C++ for the width of a code; None for floats.
         is_local: it holds the blocks of the tile that is worked on, and no others.
-        is_cached: it is the tile that is worked on, where a pointer to the whole would find it.
+        is_cached: it holds the elements of the tile that is worked on, and no others.
         beyond: C++ for what is read where there is no such element; None: 0.
     """
 

@@ -102,7 +102,10 @@ class TileNeeds:
         if vector.is_local and self._is_here(index):
             return f"{vector.pointer}[j]"
         if self._is_here(index) and self._is_whole(vector):
-            return f"{self._tiles[array]}[j]" if vector.is_field else f"{vector.pointer}[base + j]"
+            if vector.is_field:
+                return f"{self._tiles[array]}[j]"
+            at = self._at(vector)
+            return f"{vector.pointer}[j]" if at == "0" else f"{vector.pointer}[{at} + j]"
         mirrored = self._mirrors.get((array, mirror_of(index, self._position) or 0))
         if mirrored is not None:
             return f"{mirrored}[j]"
@@ -113,6 +116,10 @@ class TileNeeds:
         if block is not None:
             return f"{self._spread[array, block]}[j]"
         return self._anywhere(vector, c(index))
+
+    def _at(self, vector: Stored) -> str:
+        """C++ for the number that element 0 of the loop has in a vector of floats in memory."""
+        return self._begin if vector.is_cached else "base"
 
     def _of_block(self, vector: Stored, sizes: tuple[nodes.Expr, ...]) -> str:
         """What block k of the tile has in a vector, or its block of blocks of `sizes` has."""

@@ -321,9 +321,8 @@ class BlockReduce(Expr):
 class Hadamard(Expr):
     """The orthonormal Walsh-Hadamard transform of each `block` elements of a vector of Float.
 
-    `block`: as for BlockReduce. What the last block lacks is not made up: it is transformed in
-    segments whose lengths are the powers of two that it is the sum of, the longest first
-    (ir/transforms.py).
+    `block`: as for BlockReduce. What the last block lacks is not made up: it has a transform of
+    its own length (ir/transforms.py).
     """
 
     block: Expr

@@ -19,8 +19,8 @@ from tests.compll.support import (
     residual_of,
 )
 
-# Below a block, a whole one, and ends that are one, two and ten segments.
-SIZES = (0, 1, 2, 7, 16, 100, 1023, 1024, 1040, 2600)
+# Below a block, a whole one, and last blocks that are powers of two and that are not.
+SIZES = (0, 1, 2, 7, 16, 37, 100, 1023, 1024, 1040, 2600)
 # Two transforms of which one reads the other; one of a vector that is shorter than the gradient,
 # one of as many as a filter finds; and one in a reduction. What a block has is read beside it.
 CODEC = """
@@ -67,23 +67,46 @@ def matrix(length: int) -> np.ndarray:
     return found / np.sqrt(length)
 
 
+def whole_matrix(length: int) -> np.ndarray:
+    """What a last block of any length is multiplied by: C A D B D B D A C."""
+    most = 1 << (length.bit_length() - 1)
+    if most == length:
+        return matrix(length)
+    a, b, c, half = np.eye(length), np.eye(length), np.eye(length), length // 2
+    a[:most, :most] = b[length - most :, length - most :] = matrix(most)
+    for j in range(half):
+        k = j + length - half
+        c[j, j] = c[j, k] = c[k, j] = np.sqrt(0.5)
+        c[k, k] = -np.sqrt(0.5)
+    d = np.diag([-1.0 if (j * j * 2654435769) >> 31 & 1 else 1.0 for j in range(length)])
+    return c @ a @ d @ b @ d @ b @ d @ a @ c
+
+
 @pytest.mark.parametrize("block", nodes.BLOCKS)
 def test_blocks_are_multiplied_by_the_matrix(block):
     for n in SIZES:
         x = gradients(n)["plain"]
         expected = x.astype(np.float64)
         ends = [(k, k + block) for k in range(0, n // block * block, block)]
-        for begin, end in [*ends, *transforms.segments(n, block)]:
-            expected[begin:end] = matrix(end - begin) @ expected[begin:end]
+        for begin, end in ends:
+            expected[begin:end] = matrix(block) @ expected[begin:end]
+        if n % block:
+            last = expected[n // block * block :]
+            last[:] = whole_matrix(last.size) @ last
         found = transforms.hadamard(x, block)
         np.testing.assert_allclose(found, expected, rtol=0, atol=4e-6)
         np.testing.assert_allclose(transforms.hadamard(found, block), x, rtol=0, atol=4e-6)
         np.testing.assert_allclose(np.linalg.norm(found), np.linalg.norm(x), rtol=1e-5)
 
 
-def test_the_last_block_is_cut_into_powers_of_two():
-    assert transforms.segments(2048, 1024) == []
-    assert transforms.segments(1024 + 13, 1024) == [(1024, 1032), (1032, 1036), (1036, 1037)]
+def test_a_last_block_is_mixed_as_a_whole():
+    """Its own inverse, and what comes of one element alone, any of them, is spread over all."""
+    for length in (3, 5, 10, 12, 37, 71, 100, 513, 768, 1023):
+        found = whole_matrix(length)
+        np.testing.assert_allclose(found @ found, np.eye(length), atol=1e-12)
+        # What one bit of each loses: 0 if all are as large, length - 1 if one has everything.
+        lost = length / np.abs(found).sum(0) ** 2 - 1
+        assert lost.max() < (1.6 if length <= 64 else 1.02), length
     assert [transforms.scale(1 << k) for k in range(5)] == [
         np.float32(2 ** (-k / 2)) for k in range(5)
     ]
@@ -123,6 +146,8 @@ def test_it_is_stored_once():
     source = compll.generate(program)["turned.codec.cc"]
     encode = source[source.index("encode_tiles(") : source.index("encode_fields(")]
     assert encode.count("hadamard_tile(") == 4
+    # No pointer is formed outside of a tile.
+    assert "- base;" not in source
     assert '#include "tf_hips/cc/runtime/hadamard.h"' in source
 
 

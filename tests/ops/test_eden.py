@@ -9,6 +9,7 @@ import re
 
 import numpy as np
 import pytest
+from numpy.typing import ArrayLike
 
 from tests.ops.codecs import SPECS, Floats, reference
 from tf_hips.ops import Compressor, eden, parse
@@ -17,8 +18,6 @@ from tf_hips.ops import Compressor, eden, parse
 # the energy that the best levels keep; of 1 bit pi / 2 - 1.
 LOST = (math.pi / 2 - 1, 0.13312, 0.03578, 0.00959)
 # What others lose of 2^15 of them.
-
-
 OTHERS = {
     "onebit": 0.363,
     "terngrad(bitwidth=1)": 16.8,
@@ -121,6 +120,62 @@ def test_errors_of_several_encoders_do_not_add_up() -> None:
     assert share == pytest.approx(LOST[0] / 16, rel=0.05)
 
 
+def one_of(n: int, at: int = -1) -> Floats:
+    """Zeros, but for one element."""
+    x = np.zeros(n, np.float32)
+    x[at] = 1
+    return x
+
+
+def joined(first: ArrayLike, then: ArrayLike) -> Floats:
+    return np.concatenate([first, then]).astype(np.float32)
+
+
+# Last blocks of no power of two of elements, which are mixed as whole ones are.
+LAST_BLOCKS: dict[str, Floats] = {
+    "first of 1023": one_of(1023, 0),
+    "last of 1023": one_of(1023),
+    "last of 1535": one_of(1535),
+    "middle of 513": one_of(513, 256),
+    "1022 normal, and 10^4": joined(normal(1022), [1e4]),
+    "9 small, 1 large": joined(normal(9) / 100, [1]),
+    "8 small, 2 large": joined(normal(8) / 100, [1, -1]),
+    "512 zeros, 256 normal": joined(np.zeros(512), normal(256)),
+    "99 normal, and 10": joined(normal(99), [10]),
+    "1023 normal": normal(1023),
+}
+
+
+def test_last_blocks_lose_what_whole_ones_do() -> None:
+    """And what error feedback keeps of them does not grow: it would if they lost more than all."""
+    for name, x in LAST_BLOCKS.items():
+        found = [lost(eden(bits=bits), x, seeds=8) for bits in (1, 4)]
+        residual = np.zeros_like(x)
+        for seed in range(20):
+            total = x + residual
+            residual = (total - through(eden(), total, seed)).astype(np.float32)
+        kept = np.linalg.norm(residual) / np.linalg.norm(x)
+        print(name, [round(share, 4) for share in found], f"residual {kept:.2f}")
+        assert found[0] < 0.65, name
+        assert found[1] < 0.015, name
+        assert kept < 1.5, name
+
+
+def test_few_elements_of_a_block_lose_more_with_one_bit() -> None:
+    """The figures of docs/api.md: two equal elements; 1 in 100 normal, also in the mean of 32."""
+    two = one_of(1024, 5) + one_of(1024, 900)
+    x = normal(1 << 15, 8)
+    x[np.random.default_rng(9).random(x.size) > 0.01] = 0
+    found = [(lost(eden(bits=bits), two, 8), lost(eden(bits=bits), x)) for bits in (1, 2, 4)]
+    mean = np.mean([through(eden(), x, seed) for seed in range(32)], axis=0)
+    of_mean = np.sum((mean - x) ** 2) / np.sum(x.astype(np.float64) ** 2)
+    print([[round(share, 3) for share in both] for both in found], round(of_mean, 3))
+    expected = [(1.0, 0.50), (0.09, 0.11), (0.010, 0.0084)]
+    np.testing.assert_allclose(found, expected, rtol=0.1)
+    # Twice as much as if nothing were lost in all of them.
+    assert of_mean == pytest.approx(0.032, rel=0.1)
+
+
 def test_one_element_in_a_block_arrives_as_it_is() -> None:
     x = np.zeros(4 * 1024, np.float32)
     x[[3, 1500, 2047 + 9, 3 * 1024 + 4]] = 1, -2, 3e-30, 3e30
@@ -145,6 +200,8 @@ def test_the_body_is_salt_scales_and_codes() -> None:
     codec = reference(eden(bits=2))
     packet = codec.encode(x, seed=9)
     assert packet.size == codec.wire_bytes(x.size) == 16 + 4 + 4 * 3 + 2500 * 2 // 8
+    one_bit = reference(eden()).wire_bytes(1 << 20)
+    assert 4 * (1 << 20) / one_bit == pytest.approx(31.0, abs=0.05)
     double = packet.copy()
     double[20:32] = (packet[20:32].view("<f4") * np.float32(2)).view(np.uint8)
     np.testing.assert_array_equal(codec.decode(double, 2500), 2 * codec.decode(packet, 2500))

@@ -18,7 +18,7 @@
 
 namespace tf_hips {
 
-// 2^(-k / 2), where `length` is 2^k: what multiplies a segment.
+// 2^(-k / 2), where `length` is 2^k: what its transform is multiplied by.
 TF_HIPS_INLINE float hadamard_scale(int64_t length) {
   float power = 1.0f;
   for (; length >= 4; length /= 4) power *= 0.5f;
@@ -34,8 +34,8 @@ namespace avx512 {
 #endif
 #pragma GCC diagnostic ignored "-Wuninitialized"
 
-// A stage of a row: each element's partner is in `turned`, and its own part of the sum is negated in
-// the second of two. By 1 and -1 a product is exact, so the sum alone is rounded.
+// A stage of a row: each element's partner is in `turned`, and its own part of the sum is negated
+// in the second of two. By 1 and -1 a product is exact, so the sum alone is rounded.
 TF_HIPS_AVX512_INLINE Row row_stage(Row x, Row turned, __mmask16 seconds) {
   const Row signs = _mm512_mask_blend_ps(seconds, row_of(1.0f), row_of(-1.0f));
   return _mm512_fmadd_ps(x, signs, turned);
@@ -105,8 +105,8 @@ TF_HIPS_APART void hadamard_plain(const float* in, int64_t length, float* out) {
   for (int64_t j = 0; j < length; ++j) out[j] *= scale;
 }
 
-// `count` segments of one length.
-TF_HIPS_INLINE void hadamard_segments(const float* in, int64_t count, int64_t length, float* out) {
+// `count` blocks of one length, a power of two, one behind another. `out` may be `in`.
+TF_HIPS_INLINE void hadamard_each(const float* in, int64_t count, int64_t length, float* out) {
 #if defined(TF_HIPS_HAS_VECTORS)
   if (length >= kLanes) {
     const float scale = hadamard_scale(length);
@@ -125,17 +125,50 @@ TF_HIPS_INLINE void hadamard_segments(const float* in, int64_t count, int64_t le
   for (int64_t k = 0; k < count; ++k) hadamard_plain(in + k * length, length, out + k * length);
 }
 
-// The blocks of a tile of `count` values, of which the last may be shorter: then it is transformed
-// in segments, the powers of two that it is the sum of, the longest first. `out` may be `in`.
+// C of compll/ir/transforms.py: each two elements that are half a block apart, in place.
+TF_HIPS_APART void hadamard_pairs(float* x, int64_t length) {
+  const int64_t half = length / 2;
+  float* const second = x + (length - half);
+  for (int64_t j = 0; j < half; ++j) {
+    const float a = x[j], b = second[j];
+    x[j] = (a + b) * 0.70710678f;
+    second[j] = (a - b) * 0.70710678f;
+  }
+}
+
+// D: negates elements as their numbers say, in place.
+TF_HIPS_APART void hadamard_turns(float* x, int64_t length) {
+  for (uint32_t j = 0; j < static_cast<uint32_t>(length); ++j) {
+    x[j] = (j * j * 2654435769u) >> 31 != 0 ? -x[j] : x[j];
+  }
+}
+
+// A block of any number of elements, in place: of a power of two as all others, else
+// C A D B D B D A C, where A transforms the first `most` elements, the largest power of two, and B
+// the last.
+TF_HIPS_INLINE void hadamard_last(float* x, int64_t length) {
+  int64_t most = 1;
+  while (2 * most <= length) most *= 2;
+  if (most == length) return hadamard_each(x, 1, length, x);
+  float* const last = x + (length - most);
+  hadamard_pairs(x, length);
+  for (int64_t k = 0; k < 4; ++k) {
+    if (k != 0) hadamard_turns(x, length);
+    float* const part = k == 1 || k == 2 ? last : x;
+    hadamard_each(part, 1, most, part);
+  }
+  hadamard_pairs(x, length);
+}
+
+// The blocks of a tile of `count` values, of which the last may be shorter. `out` may be `in`.
 TF_HIPS_INLINE void hadamard_tile(const float* in, int64_t count, int64_t block, float* out) {
   const int64_t whole = count & -block;
-  if (whole != 0) hadamard_segments(in, whole / block, block, out);
-  int64_t at = whole;
-  for (int64_t length = block / 2; at < count; length /= 2) {
-    if ((count & length) == 0) continue;
-    hadamard_segments(in + at, 1, length, out + at);
-    at += length;
+  if (whole != 0) hadamard_each(in, whole / block, block, out);
+  if (whole == count) return;
+  if (out != in) {
+    for (int64_t j = whole; j < count; ++j) out[j] = in[j];
   }
+  hadamard_last(out + whole, count - whole);
 }
 
 }  // namespace tf_hips
