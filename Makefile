@@ -12,8 +12,8 @@ export PYTHON
 # Set in many containers. Without compiled modules each process reads TensorFlow's sources, 5 s of work.
 unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
-# Two tests at a time; tests/support/schedule.py says which of them never meet.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
+# Three tests at a time, as half of a test is waiting; tests/support/schedule.py says which of them never meet.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadgroup
 # Files of ours in C++, written by hand: git knows them, generated ones it does not.
 CC_FILES = git ls-files -co --exclude-standard -- '*.h' '*.cc' '*.cu' '*.cuh' ':!tests/**/golden/**'
 
