@@ -66,7 +66,7 @@ def test_a_target_tells_what_it_cannot_reach(ident):
         for what, reached in zip(ROWS[:4], REACHED[name][:4], strict=True)
         if reached != "-" and float(reached) < target["at_least"]
     }
-    told = set(re.findall(r"\w+'s encode(?:, feedback)? 0\.\d\d", target["missed"]))
+    told = set(re.findall(r"\w+'s (?:en|de)code(?:, feedback|, add)? 0\.\d\d", target["missed"]))
     assert told == below
 
 
