@@ -149,6 +149,7 @@ def test_make_says_that_it_does_not_find_the_headers(tmp_path):
     assert done.returncode != 0 and "set PYTHON" in done.stderr
 
 
+@pytest.mark.heavy  # compiles
 def test_make_builds_again_for_other_headers(tmp_path):
     ours = tmp_path / "another version"  # with a space
     header = ours / "tf_hips/cc/runtime/codec.h"

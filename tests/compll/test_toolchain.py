@@ -153,6 +153,7 @@ def test_without_a_home_the_cache_must_be_named(tmp_path):
     assert f"set {specifications.CACHE} or XDG_CACHE_HOME" in ours
 
 
+@pytest.mark.heavy  # compiles
 def test_a_library_is_for_the_machine_at_hand(tmp_path, monkeypatch):
     """Machines that share a cache do not take each other's entries, and compile what they can."""
     monkeypatch.delenv("TF_HIPS_CPU", raising=False)

@@ -14,6 +14,8 @@ from tests.support import hurried
 from tf_hips.errors import LibraryError, PacketError, SpecificationError
 from tf_hips.ops import Key, error_feedback, jit, loaded, native, parse, registry
 
+pytestmark = pytest.mark.heavy  # compiles
+
 SPEC = """
 param Scaled {
     int bits in [1, 32] = 4;

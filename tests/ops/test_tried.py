@@ -12,6 +12,8 @@ from tf_hips.ops import error_feedback
 from tf_hips.ops.jit import LoadedCodec
 from tf_hips.ops.repeats import times_sent
 
+pytestmark = pytest.mark.heavy  # compiles
+
 Load: TypeAlias = Callable[[str, str], LoadedCodec]
 
 # Horvath et al., 2022: powers of two of the norm of all elements, unbiased.

@@ -82,6 +82,7 @@ void LargeDecode(uint8* compressed, float* gradient) {
 """
 
 
+@pytest.mark.heavy  # compiles
 def test_a_codec_of_ones_own_is_tried(tmp_path: Path) -> None:
     file = tmp_path / "large.pse"
     file.write_text(LARGE, encoding="utf-8")
