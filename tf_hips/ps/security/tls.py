@@ -114,34 +114,18 @@ class _Watched:
     def __init__(
         self, tls: Tls, check: Callable[[Tls], None], on_change: Callable[[str], None]
     ) -> None:
-        self._tls = tls
         self._check = check
-        self._on_change = on_change
-        self._lock = threading.Lock()
-        self._stamps = self._look()
-        self.configuration = self._read()
+        self._renewed = Renewed(tls, self._make, on_change)
+        self.configuration = self._newest = self._renewed.get()
 
     def fetch(self) -> grpc.ServerCertificateConfiguration | None:
         """What the next handshake is made with; None: what the last one was."""
-        with self._lock:
-            stamps = self._look()
-            if stamps == self._stamps:
-                return None
-            self._stamps = stamps
-            try:
-                self._check(self._tls)
-                configuration = self._read()
-            except ConfigError as error:
-                self._on_change(f"The changed certificate is not used: {error}")
-                return None
-            self._on_change(f"Handshakes use the changed certificate {self._tls.certificate}")
-            return configuration
+        last, self._newest = self._newest, self._renewed.get()
+        return None if self._newest is last else self._newest
 
-    def _look(self) -> "Stamps":
-        return _stamps_of(self._tls)
-
-    def _read(self) -> grpc.ServerCertificateConfiguration:
-        authority, certificate, key = read(self._tls)
+    def _make(self, tls: Tls) -> grpc.ServerCertificateConfiguration:
+        self._check(tls)
+        authority, certificate, key = read(tls)
         return grpc.ssl_server_certificate_configuration([(key, certificate)], authority)
 
 
