@@ -196,21 +196,26 @@ def test_an_overflow_is_refused_again_and_its_packets_with_it(tmp_path: Path) ->
             assert second.train(1, 2) == expected[1:]
 
 
-def test_a_result_is_told_when_its_packets_are_durable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    may_go = threading.Event()
-    sync = os.fdatasync
+def hold_up(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """From now on nothing becomes durable before this is set."""
+    may_go, sync = threading.Event(), os.fdatasync
 
     def slow(descriptor: int) -> None:
         assert may_go.wait(30)
         sync(descriptor)
 
+    monkeypatch.setattr(journals.os, "fdatasync", slow)
+    return may_go
+
+
+def test_a_result_is_told_when_its_packets_are_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Served(tmp_path) as first:
         first.join()
         first.agree()
         assert first.session._recorder.settle() is None
-        monkeypatch.setattr(journals.os, "fdatasync", slow)
+        may_go = hold_up(monkeypatch)
         first.deliver(rounds(0, 0))
         store = first.session.store
         assert store is not None
@@ -229,19 +234,13 @@ def test_first_weights_are_told_when_they_are_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed before that, the server would get others of child 0, and another child has these."""
-    may_go, content = threading.Event(), bytes(range(256)) * 20
-    sync = os.fdatasync
-
-    def slow(descriptor: int) -> None:
-        assert may_go.wait(30)
-        sync(descriptor)
-
+    content = bytes(range(256)) * 20
     with Served(tmp_path) as first:
         first.join()
         first.agree()
         recorder = first.session._recorder
         assert recorder.settle() is None
-        monkeypatch.setattr(journals.os, "fdatasync", slow)
+        may_go = hold_up(monkeypatch)
         settle = recorder.settle
 
         def let_go() -> str | None:
@@ -262,18 +261,11 @@ def test_a_refusal_is_told_when_its_packets_are_durable(
 ) -> None:
     huge = np.full(MODEL.chunks[0].size, 3e38, np.float32)
     packet = native.encode(compressors.parse("fp32"), huge, native.Key(0, 0, 0))
-    may_go = threading.Event()
-    sync = os.fdatasync
-
-    def slow(descriptor: int) -> None:
-        assert may_go.wait(30)
-        sync(descriptor)
-
     with Served(tmp_path, texts=("fp32", "fp32")) as first:
         first.join()
         first.agree()
         assert first.session._recorder.settle() is None
-        monkeypatch.setattr(journals.os, "fdatasync", slow)
+        may_go = hold_up(monkeypatch)
         store = first.begin(0)
         store.add(0, 0, [(0, packet)])
         with pytest.raises(NonFiniteError):
