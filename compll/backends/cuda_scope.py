@@ -324,6 +324,14 @@ class Scope:
         finally:
             self.c.narrow = None
 
+    def lets(self, lets: Iterable[nodes.Let]) -> list[str]:
+        """Statements for what is the same for all elements of a block."""
+        self.c.narrow = self._narrow
+        try:
+            return [self.c.let(let) for let in lets]
+        finally:
+            self.c.narrow = None
+
     def _numbered(
         self, part: nodes.Elementwise, value: nodes.Expr
     ) -> tuple[nodes.Elementwise, nodes.Expr, list[str]]:

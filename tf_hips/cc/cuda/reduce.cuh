@@ -194,8 +194,10 @@ __device__ void finish_ints(const int64_t* parts, int64_t tiles, int64_t init, i
 }
 
 // The number of the block of `block` elements, a power of two, that holds an element; so of
-// elements + block - 1 the number of blocks, without a division.
-TF_HIPS_INLINE int64_t block_number(int64_t element, int64_t block) {
+// elements + block - 1 the number of blocks, without a division. In 32 bits where `element` has no
+// more.
+template <typename Int>
+TF_HIPS_INLINE Int block_number(Int element, int64_t block) {
 #ifdef __CUDA_ARCH__
   return element >> (31 - __clz(static_cast<int>(block)));
 #else
@@ -243,34 +245,56 @@ constexpr int kNear = 32;
 constexpr int kNear = 1;
 #endif
 
-// The largest of the elements of `threads` threads, a power of two, of which this is one, or of the
-// next kNear of them. None is NaN or -0. All threads of a block must call it.
-TF_HIPS_INLINE float largest_near(const float (&values)[8], [[maybe_unused]] int threads) {
-  float largest = values[0];
-  TF_HIPS_UNROLL
-  for (int u = 1; u < 8; ++u) largest = Max::fold(largest, values[u]);
+// The larger of two sizes, of which none is -0, and the second not NaN: then the machine's own
+// maximum is that of the language, but that it leaves out NaN.
+TF_HIPS_INLINE float larger_size(float a, float b) {
 #ifdef __CUDA_ARCH__
+  return fmaxf(a, b);
+#else
+  return a > b ? a : b;
+#endif
+}
+
+// The largest of eight sizes that are no larger than `most`, a number; 0 where there is none. They
+// are absolute values, NaN and infinities among them.
+TF_HIPS_INLINE float largest_size(const float (&sizes)[8], float most) {
+  float largest = 0.0f;
   TF_HIPS_UNROLL
-  for (int apart = 1; apart < kNear; apart *= 2) {
-    if (apart < threads) largest = Max::fold(largest, __shfl_xor_sync(~0u, largest, apart));
+  for (int u = 0; u < 8; ++u) largest = larger_size(sizes[u], largest);
+  if (largest <= most) return largest;
+  largest = 0.0f;
+  TF_HIPS_UNROLL
+  for (int u = 0; u < 8; ++u) {
+    if (sizes[u] <= most) largest = larger_size(sizes[u], largest);
+  }
+  return largest;
+}
+
+// The same of the elements of `threads` threads, a power of two, of which this is one, or of the
+// next kNear of them. All threads of a block must call it.
+TF_HIPS_INLINE float largest_near(const float (&sizes)[8], float most,
+                                  [[maybe_unused]] int threads) {
+  float largest = largest_size(sizes, most);
+#ifdef __CUDA_ARCH__
+  if (threads >= kNear) {
+    // Bits of numbers from 0 on have their order.
+    return __int_as_float(__reduce_max_sync(~0u, __float_as_int(largest)));
+  }
+  TF_HIPS_UNROLL
+  for (int apart = 1; apart < kNear / 2; apart *= 2) {
+    if (apart >= threads) break;
+    largest = larger_size(largest, __shfl_xor_sync(~0u, largest, apart));
   }
 #endif
   return largest;
 }
 
-// As reduce_blocks, of what the threads of a tile have found.
-template <typename Reducer>
-__device__ void reduce_threads(const float* found, int count, int block, float init, float* out) {
-  const int blocks = static_cast<int>(block_number(count + block - 1, block));
-  TF_HIPS_PHASE(t) {
-    for (int k = t; k < blocks; k += kThreads) {
-      float value = init;
-      for (int j = 0; j < block / kEach; j += kNear) {
-        value = Reducer::fold(value, found[k * (block / kEach) + j]);
-      }
-      out[k] = value;
-    }
-  }
+// The largest size of a block of `block` elements of a tile, of what its threads have found.
+TF_HIPS_INLINE float largest_of_threads(const float* found, int number, int block) {
+  const float* const own = found + number * (block / kEach);
+  float largest = own[0];
+  for (int j = kNear; j < block / kEach; j += kNear) largest = larger_size(largest, own[j]);
+  return largest;
 }
 
 // What the blocks of a tile have, to where later kernels find it. In phases.
