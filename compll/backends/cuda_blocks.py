@@ -298,8 +298,10 @@ def _sizes(value: nodes.Expr) -> _Sizes | None:
             no=nodes.Const(value=no),
         ) if math.isfinite(number) and _is_plus_zero(no):
             match yes:
-                case nodes.Math(function="min", arguments=(left, nodes.Const(value=float(cap)))):
-                    return _Sizes(size, most, yes.arguments[1]) if left == size and cap > 0 else None
+                case nodes.Math(
+                    function="min", arguments=(left, nodes.Const(value=float(number)) as cap)
+                ) if left == size and number > 0:
+                    return _Sizes(size, most, cap)
             return _Sizes(size, most, None) if yes == size else None
     return None
 

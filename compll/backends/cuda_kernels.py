@@ -55,11 +55,12 @@ def grid_of(name: str, call: str, *, opening: str = "follow();") -> list[str]:
 def _grids_of(name: str) -> list[str]:
     """Two of one that may leave a residual: a call without one has no registers for it."""
     return [
-        f"TF_HIPS_KERNEL {name}_grid(const EncodeCall call) {{",
+        f"TF_HIPS_CROWDED_KERNEL {name}_grid(const EncodeCall call) {{",
         "  follow();",
+        "  TF_HIPS_ASSUME(call.residual == nullptr);",
         f"  {name}<false>(call, blockIdx.x);",
         "}",
-        f"TF_HIPS_KERNEL {name}_rest_grid(const EncodeCall call) {{",
+        f"TF_HIPS_CROWDED_KERNEL {name}_rest_grid(const EncodeCall call) {{",
         "  follow();",
         f"  {name}<true>(call, blockIdx.x);",
         "}",
@@ -403,7 +404,9 @@ class Kernels:
         add(f"[[maybe_unused]] const bool is_inside = u < {inside};")
         done: list[str] = []
         for item in items:
-            statements, text = scope.element(item.part, item.kind, "first + u")
+            statements, text = scope.element(
+                item.part, item.kind, "first + u", is_whole=item.is_whole
+            )
             # Two parts may share a let, which then is there.
             done += [line for line in [*statements, item.sink(text)] if line not in done]
         add(*done)
@@ -413,13 +416,17 @@ class Kernels:
         self.close_eight()
         self.lines.close()
         wide = [*scope.wide, *(to for item in items for to in item.wide)]
-        self.say_full(whole, f"least({elements}, n)", wide)
+        self.say_full(whole, f"least({elements}, n)", wide, draws=bool(scope.drawn))
         whole.add(*(line for item in items for line in item.opening))
 
     @staticmethod
-    def say_full(lines: Lines, elements: str, wide: Sequence[str]) -> None:
-        """Declares whether a tile has all its elements, and all is where it can be read fast."""
+    def say_full(lines: Lines, elements: str, wide: Sequence[str], *, draws: bool = False) -> None:
+        """Declares whether a tile has all its elements, and all is where it can be read fast.
+
+        `draws`: noise, too.
+        """
         aligned = f" && are_aligned({', '.join(dict.fromkeys(wide))})" if wide else ""
+        aligned += " && is_noise_whole(key)" if draws else ""
         lines.add(f"const bool is_full_tile = spot.base + kTile <= {elements}{aligned};")
 
     def open_eight(self) -> None:

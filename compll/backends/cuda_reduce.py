@@ -20,6 +20,7 @@ class Item:
         sink: what is done with the text of a value.
         wide: C++ for the vectors that `after` writes 16 bytes at a time.
         opening: statements before the phase, once it is known whether the tile is full.
+        is_whole: the text of a value is that of the float that a code is made of.
     """
 
     part: nodes.Elementwise
@@ -29,6 +30,7 @@ class Item:
     after: list[str]
     wide: Sequence[str] = ()
     opening: Sequence[str] = ()
+    is_whole: bool = False
 
 
 def counted(reducer: str) -> Type:

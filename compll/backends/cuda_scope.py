@@ -18,7 +18,7 @@ from compll.backends.cuda_side import (
     reads,
     turned_by,
 )
-from compll.backends.float_ranges import is_nonzero, never_above_top
+from compll.backends.float_ranges import is_nonzero, is_whole_code, never_above_top
 from compll.backends.narrow import Narrow, Ranges
 from compll.ir import nodes
 from compll.ir.blocks import block_of
@@ -269,11 +269,11 @@ class Scope:
         if expr.site in self.drawn:
             return
         name = self.drawn[expr.site] = self.names.fresh("noise")
-        wide = "" if expr.bits == 16 else "wide_"
-        self.lines.add(
-            f"uint{expr.bits}_t {name}[8];",
-            f"{wide}noise8(key, call.philox[{expr.site}], first, {name});",
-        )
+        keys = f"key, call.philox[{expr.site}]"
+        if expr.bits == 16:
+            self.lines.add(f"const NoiseOfEight {name} = noise8<is_full>({keys}, first);")
+        else:
+            self.lines.add(f"uint32_t {name}[8];", f"wide_noise8<is_full>({keys}, first, {name});")
         self.side.sites = max(self.side.sites, expr.site + 1)
 
     def _load_read(self, vector: Vector, index: nodes.Expr, gradient: Gradient) -> None:
@@ -307,12 +307,28 @@ class Scope:
                     f"unpack8{by}<{full}>({vector.pointer}, first, {vector.count}, {bits}, {name});"
                 )
 
-    def element(self, part: nodes.Elementwise, kind: Type, number: str) -> tuple[list[str], str]:
-        """Statements for one element, and C++ for its value as `kind`; `number`: the element's."""
+    def is_whole(self, part: nodes.Elementwise, kind: Type) -> bool:
+        """Whether what a part computes is a code that `whole_bits` can make of a float."""
+        value = _converted(part.value, kind)
+        return (
+            isinstance(value, nodes.Convert)
+            and value.operand.type == FLOAT
+            and is_whole_code(part, value, self._ranges)
+        )
+
+    def element(
+        self, part: nodes.Elementwise, kind: Type, number: str, *, is_whole: bool = False
+    ) -> tuple[list[str], str]:
+        """Statements for one element, and C++ for its value as `kind`.
+
+        Args:
+            part: what it is.
+            kind: its type.
+            number: C++ for the element's.
+            is_whole: C++ is for the float that its code is made of.
+        """
         self.position = part.position
-        value = part.value
-        if value.type != kind:
-            value = nodes.Convert(kind, value.span, value)
+        value = _converted(part.value, kind)
         lines = [f"[[maybe_unused]] const int64_t {self.names.of(part.position)} = {number};"]
         if number == "first + u":
             part, value, made = self._numbered(part, value)
@@ -320,6 +336,8 @@ class Scope:
         self.c.narrow = self._narrow
         try:
             lines += [self.c.let(let) for let in part.lets]
+            if is_whole and isinstance(value, nodes.Convert):
+                return lines, self.c(value.operand)
             return lines, self._value(part, value)
         finally:
             self.c.narrow = None
@@ -369,3 +387,7 @@ class Scope:
                 return f"static_cast<{self.c.type(kind)}>(whole_part({self.c(operand)}))"
             case _:
                 return self.c(value)
+
+
+def _converted(value: nodes.Expr, kind: Type) -> nodes.Expr:
+    return value if value.type == kind else nodes.Convert(kind, value.span, value)

@@ -138,13 +138,17 @@ class Sweeps:
         at_once.append(is_direct)
         count = f"packed_bytes(least(kTile, {elements} - spot.base), {bits})"
         second.append(f"if (!{is_direct}) write_staged(t, {staged}, {count}, {target});")
-        zero = f"static_cast<{held}>(0)"
+        is_whole = scope.is_whole(part, kind)
+        code, zero = "{}", f"static_cast<{held}>(0)"
+        if is_whole:
+            held = f"WholeCode<{held}>"
+            code, zero = f"{held}{{{{whole_bits({{}})}}}}", f"{held}{{kWhole}}"
         by = "" if bits.isdecimal() else "_by"
         return Item(
             part,
             kind,
             [f"{held} {codes}[kEach];"],
-            lambda text: f"{codes}[u] = is_inside ? {text} : {zero};",
+            lambda text: f"{codes}[u] = is_inside ? {code.format(text)} : {zero};",
             [
                 f"if (is_full && {is_direct}) {{",
                 f"  put_codes8{by}({codes}, {bits}, {target} + t * {bits});",
@@ -153,6 +157,7 @@ class Sweeps:
                 "}",
             ],
             opening=[f"const bool {is_direct} = is_full_tile && is_at_once({bits}, {target});"],
+            is_whole=is_whole,
         )
 
     def _define_lets(self, lets: Sequence[nodes.Let]) -> None:

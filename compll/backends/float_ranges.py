@@ -47,6 +47,17 @@ def never_above_top(part: nodes.Elementwise, value: nodes.Convert, ranges: Range
     return True
 
 
+def is_whole_code(part: nodes.Elementwise, value: nodes.Convert, ranges: Ranges) -> bool:
+    """Whether, besides, the float is a number from 0 on, and the code one of at most 16 bits."""
+    if not isinstance(value.type, UInt):
+        return False
+    for bits, known in _widths(value.type, ranges):
+        found = float_range(part, value.operand, known)
+        if found.has_nan or found.low < 0 or not found.high < 2.0 ** min(bits, 16):
+            return False
+    return True
+
+
 def is_nonzero(expr: nodes.Expr, ranges: Ranges) -> bool:
     """Whether a float that no lets of a loop are needed for is known to be no zero, and not NaN."""
     found = _found(expr, {}, ranges)
