@@ -320,10 +320,15 @@ class Kernels:
         self.lines.open("{")
         return Scope(self.side, self.lines)
 
-    def write_header(self, *, in_tiles: bool, unknown: nodes.Var | None = None) -> None:
+    def write_header(
+        self, *, in_tiles: bool, by_one: bool = False, unknown: nodes.Var | None = None
+    ) -> None:
         """Writes prefix and scalars of the body here, if all are known and nothing has.
 
-        `unknown`: what only later kernels may read anywhere.
+        Args:
+            in_tiles: where tiles are done; by the first.
+            by_one: where one thread is at work.
+            unknown: what only later kernels may read anywhere.
         """
         if self.side.is_decode or self._is_header_written:
             return
@@ -336,8 +341,9 @@ class Kernels:
             scope = Scope(self.side, self.lines)
         else:
             scope = self.scope()
-        self.lines.open("TF_HIPS_PHASE(t) {")
-        self.lines.open("if (t == 0) {")
+        if not by_one:
+            self.lines.open("TF_HIPS_PHASE(t) {")
+            self.lines.open("if (t == 0) {")
         scope.unpack([value for _, value in self.header])
         self.lines.add("write_prefix(call.tensor.hash, n, packet);")
         for number, value in self.header:
@@ -347,9 +353,8 @@ class Kernels:
             else:
                 bits = scope.bits(value.type)
                 self.lines.add(f"store_code({scope.c(value)}, {bits}, {at});")
-        self.lines.close()
-        self.lines.close()
-        self.lines.close()
+        for _ in range(1 if by_one else 3):
+            self.lines.close()
 
     def finish_header(self) -> None:
         """Writes it in a kernel of its own, if no other could."""

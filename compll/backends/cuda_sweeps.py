@@ -174,27 +174,46 @@ class Sweeps:
             f"const int64_t {elements} = {scope.c(step.size)};",
             f"const int64_t {tiles} = {elements} <= 0 ? 0 : num_tiles({elements});",
         )
-        found = []
+        add = self.lines.add
+        ends, members, loads, folds = [], [], [], []
         for var, reduce in step.reduces:
-            kind = "float" if reduce.type == FLOAT else "int64_t"
+            is_float = reduce.type == FLOAT
+            kind = "float" if is_float else "int64_t"
             member = self._kernels.scalar(var, kind)
-            function = "finish_floats" if reduce.type == FLOAT else "finish_ints"
+            name, init = neutral(reduce.reducer, reduce.type), scope.c(reduce.init)
+            found, here = scope.names.fresh(f"{var.name}_found"), scope.names.fresh("here")
             parts = f"call.{self._parts[var]} + spot.chunk * call.{self._parts[var]}_room"
-            self.lines.add(
-                f"{function}<{neutral(reduce.reducer, reduce.type)}>({parts}, {tiles}, "
-                f"{scope.c(reduce.init)}, &call.scalars[spot.chunk].{member});"
-            )
-            found.append((var, member))
+            add(f"TF_HIPS_SHARED {kind} {found}[kGroups];")
+            if is_float:
+                left = scope.names.fresh("left")
+                add(f"const Parts {left} = few_parts<{name}>({parts}, {tiles});")
+                loads += [f"float {here}[8];", f"take_parts({left}, t, {here});"]
+                folds.append(f"fold_parts<{name}>({here}, {left}.count, t, {found});")
+                result = f"fold_found<{name}>({found}, {left}.count, {init})"
+            else:
+                loads.append(f"const int64_t {here} = join_parts<{name}>({parts}, {tiles}, t);")
+                folds.append(f"join_group<{name}>({here}, t, {found});")
+                result = f"join_found<{name}>({found}, {init})"
+            ends.append(f"call.scalars[spot.chunk].{member} = {result};")
+            members.append((var, member))
+        self.lines.open("TF_HIPS_PHASE(t) {")
+        add(*loads, *folds)
         self.lines.close()
-        for var, member in found:
+        self.lines.open("TF_HIPS_PHASE(t) {")
+        self.lines.open("if (t == 0) {")
+        add(*ends)
+        for var, member in members:
             self._kernels.define(var, "scalar", None, member)
+        # By the same thread, which need not wait for what it has written.
         for let in lets:
             self._define_once(let)
-        self._kernels.write_header(in_tiles=False)
+        self._kernels.write_header(in_tiles=False, by_one=True)
+        for _ in range(3):
+            self.lines.close()
         self._kernels.end()
 
     def _define_once(self, let: nodes.Let) -> None:
-        """Makes a let known; one that has to divide or the like, by one thread a chunk."""
+        """Makes a let known; one that has to divide or the like, by this one thread a chunk."""
         is_costly = let.var.type == FLOAT and any(
             (isinstance(expr, nodes.Binary) and expr.op == "/" and expr.type == FLOAT)
             or (isinstance(expr, nodes.Math) and expr.function in ("sqrt", "exp2", "log2"))
@@ -206,9 +225,7 @@ class Sweeps:
         member = self._kernels.scalar(let.var, "float")
         scope = self._kernels.scope()
         scope.unpack([let.value])
-        self.lines.open("TF_HIPS_PHASE(t) {")
-        self.lines.add(f"if (t == 0) call.scalars[spot.chunk].{member} = {scope.c(let.value)};")
-        self.lines.close()
+        self.lines.add(f"call.scalars[spot.chunk].{member} = {scope.c(let.value)};")
         self.lines.close()
         self._kernels.define(let.var, "scalar", None, member)
 
