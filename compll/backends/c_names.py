@@ -74,12 +74,12 @@ run_top_k sample_place sample_rank scaled_noise scan_left scan_threads scan_tile
 shared shift_of shifted sign size_for sort_all sort_half sort_key sort_keys sort_rest sort_steps
 sorted_few sorted_few_or_none sorted_halves sorted_many sorted_value sorter split_words
 spread_weights stages_of_rows start start_block step steps_of store_bits store_codes store_some
-stream_on_wide stream_wide sum_at sum_of sum_of_team sum_threads sum_wide sum_within sweep take
-take_half take_parts take_rows take_sums take_tile take_values taken task_of threadIdx three_stages
-top top_k_alone top_k_count top_k_pack top_k_sum top_k_write trimmed_mean two_stages unless
-unpack8_by unpack_groups unpack_many_words unpack_stream unpack_wide unpack_words use used value_of
-warpSize whole_bits WholeCode with_bits within_groups word_of write_line write_prefix write_staged
-write_tile write_until xor_all
+stream_on_wide stream_wide sum_at sum_found sum_group sum_of sum_of_team sum_threads sum_wide
+sum_within sweep take take_half take_parts take_rows take_sums take_tile take_values taken task_of
+threadIdx three_stages top top_k_alone top_k_count top_k_pack top_k_sum top_k_write trimmed_mean
+two_stages unless unpack8_by unpack_groups unpack_many_words unpack_stream unpack_wide unpack_words
+use used value_of warpSize whole_bits WholeCode with_bits within_groups word_of write_line
+write_prefix write_staged write_tile write_until xor_all
 """
 RESERVED = frozenset((_KEYWORDS + _OWN + _RUNTIME).split())
 # Types, constants and macros of the runtime and of C begin with capitals or k, or end in _t; digits

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from compll.backends.c_common import max_bits
 from compll.backends.cuda_kernels import HEAD, HERE, ROWS, Kernels
 from compll.backends.cuda_reads import covers
-from compll.backends.cuda_reduce import Item, reduce_item
+from compll.backends.cuda_reduce import Item, TileReduce, reduce_items
 from compll.backends.cuda_scope import Scope
 from compll.backends.cuda_side import element, neutral, part_of
 from compll.ir import nodes
@@ -57,15 +57,17 @@ class Sweeps:
         elements = scope.names.fresh("elements")
         add(f"const int64_t {elements} = {scope.c(step.size)};")
         gradient = self._kernels.sum_lines(roots)
-        items = []
         second: list[str] = []
         third: list[str] = []
         at_once: list[str] = []
-        for number, (var, reduce) in enumerate(step.reduces):
+        reduces = []
+        for var, reduce in step.reduces:
             kind = "float" if reduce.type == FLOAT else "int64_t"
             member = self._kernels.array(kind, f"{var.name}_parts", f"2 * call.tiles[{loop}]")
             self._parts[var] = member
-            items.append(reduce_item(scope, var, reduce, number, member, (second, third)))
+            part = f"call.{member}[spot.chunk * call.{member}_room + spot.base / kTile]"
+            reduces.append(TileReduce(var, reduce, part))
+        items = reduce_items(scope, reduces, second, third)
         for write in step.writes:
             items.append(self._write(scope, write, elements, second, at_once))
         self._kernels.each(scope, step.size, gradient, elements, items)

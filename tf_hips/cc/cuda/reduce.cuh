@@ -254,6 +254,22 @@ __device__ int64_t join_found(const int64_t* found, int64_t init) {
   return value;
 }
 
+// The sum of what the threads of a group have, which one of them leaves in `found`; and that of all
+// groups. All threads of a block must call it.
+TF_HIPS_INLINE void sum_group(int32_t value, int t, int32_t* found) {
+#ifdef __CUDA_ARCH__
+  value = __reduce_add_sync(~0u, value);
+#endif
+  if (t % kNear == 0) found[t / kNear] = value;
+}
+
+TF_HIPS_INLINE int64_t sum_found(const int32_t* found) {
+  int32_t value = 0;
+  TF_HIPS_UNROLL
+  for (int k = 0; k < kGroups; ++k) value += found[k];
+  return value;
+}
+
 // The result of a chunk from those of its tiles, in phases; all threads must call it. `parts` has
 // room for half as many again behind them.
 template <typename Reducer>
