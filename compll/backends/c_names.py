@@ -58,15 +58,15 @@ largest_of_threads largest_size last_error launch_early launch_pack launched lay
 least_float leave_all leave_tile load_all load_four load_group load_one load_some load_steps
 load_word lowest_bit machine madvise majority_of make_finite make_layout mask median_of memcpy mixed
 more most_before nearest_mean needed neutral next Noise noise_wide noise_words NoiseOfEight note
-note_broken note_kept num_packers num_runs num_samples num_tiles numbers_as_row of_pair one
-order_of_kept pack8_by pack_groups pack_many_words pack_stream pack_tiles pack_tiles_grid pack_wide
-pack_words padded_count pair Parts philox philox_keys philox_round pick_digit pick_last pick_pass
-pick_sorted place place_of place_of_four prefetch_bytes put put_by_warps put_codes8_by put_ends
-put_half put_row put_rows range rank_key ranked reduce_rows residual_tile row_abs row_at row_bits
-row_both row_butterflies row_bytes row_clamped row_codes row_compared row_count row_difference
-row_either row_every_code row_finite row_held row_is_at_least row_is_at_most row_is_equal
-row_is_less row_is_more row_is_set row_is_unequal row_largest row_left row_looked_up row_low_bits
-row_maximum row_minimum row_mirrored row_noise row_number row_number_is_at_least
+note_broken note_kept num_packers num_runs num_samples num_tiles number_bits numbers_as_row of_pair
+one order_of_kept pack8_by pack_groups pack_many_words pack_stream pack_tiles pack_tiles_grid
+pack_wide pack_words padded_count pair Parts philox philox_keys philox_round pick_digit pick_last
+pick_pass pick_sorted place place_of place_of_four prefetch_bytes put put_by_warps put_codes8_by
+put_ends put_half put_row put_rows range rank_key ranked reduce_rows residual_tile row_abs row_at
+row_bits row_both row_butterflies row_bytes row_clamped row_codes row_compared row_count
+row_difference row_either row_every_code row_finite row_held row_is_at_least row_is_at_most
+row_is_equal row_is_less row_is_more row_is_set row_is_unequal row_largest row_left row_looked_up
+row_low_bits row_maximum row_minimum row_mirrored row_noise row_number row_number_is_at_least
 row_number_is_at_most row_number_is_equal row_number_is_less row_number_is_more
 row_number_is_unequal row_number_select row_of row_of_codes row_of_flags row_of_number row_packed
 row_plus_noise row_select row_stage row_store row_stream row_sum row_whole_noise rule_of run_of

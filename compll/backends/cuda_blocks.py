@@ -120,7 +120,8 @@ class Blocks:
             if sweep.size == part.size:
                 whole, given = self._block_lets(sweep, step.var, value)
                 self._close_blocks()
-                self._sweeps.body(whole, loop, given)
+                lets = [let for write in sweep.writes for let in part_of(write.value).lets]
+                self._sweeps.body(whole, loop, given, lets)
             else:
                 self._per_block(sweep)
         self._close_blocks()

@@ -18,7 +18,12 @@ from compll.backends.cuda_side import (
     reads,
     turned_by,
 )
-from compll.backends.float_ranges import is_nonzero, is_whole_code, never_above_top
+from compll.backends.float_ranges import (
+    FloatRanges,
+    is_nonzero,
+    is_whole_code,
+    never_above_top,
+)
 from compll.backends.narrow import Narrow, Ranges
 from compll.ir import nodes
 from compll.ir.blocks import block_of
@@ -72,7 +77,9 @@ class Scope:
         self.c = Expressions(self.names, self, params, ranges=ranges, zero=_ZERO)
         # In loops a number has 32 bits where that is enough: each operation of 64 is two or more.
         self._ranges = ranges
+        self._floats = FloatRanges(ranges)
         self.c.is_nonzero = lambda expr: is_nonzero(expr, ranges)
+        self.c.is_number = lambda expr: not self._floats(expr).has_nan
         self._narrow = Narrow(ranges, self.c, lambda expr: self.noise(expr, self.c))
         self.widths: dict[UInt, str] = {}
         self.vectors: dict[nodes.Var, Vector] = {}
@@ -214,7 +221,9 @@ class Scope:
         var, lines = made.var, self.lines
         name = self.names.of(var)
         if made.form == "let" and made.value is not None:
-            lines.add(_MAYBE + self.c.let(nodes.Let(var, made.value, var.span)))
+            let = nodes.Let(var, made.value, var.span)
+            lines.add(_MAYBE + self.c.let(let))
+            self._floats.learn(let)
         elif made.form == "scalar":
             lines.add(f"{_MAYBE}const {self.c.type(var.type)} {name} = scalars.{made.member};")
         else:
@@ -335,7 +344,7 @@ class Scope:
             lines += made
         self.c.narrow = self._narrow
         try:
-            lines += [self.c.let(let) for let in part.lets]
+            lines += self._let_lines(part.lets)
             if is_whole and isinstance(value, nodes.Convert):
                 return lines, self.c(value.operand)
             return lines, self._value(part, value)
@@ -346,9 +355,21 @@ class Scope:
         """Statements for what is the same for all elements of a block."""
         self.c.narrow = self._narrow
         try:
-            return [self.c.let(let) for let in lets]
+            return self._let_lines(lets)
         finally:
             self.c.narrow = None
+
+    def learn(self, lets: Iterable[nodes.Let]) -> None:
+        """Notes what floats can be that are given."""
+        for let in lets:
+            self._floats.learn(let)
+
+    def _let_lines(self, lets: Iterable[nodes.Let]) -> list[str]:
+        lines = []
+        for let in lets:
+            lines.append(self.c.let(let))
+            self._floats.learn(let)
+        return lines
 
     def _numbered(
         self, part: nodes.Elementwise, value: nodes.Expr

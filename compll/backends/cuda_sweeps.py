@@ -46,14 +46,26 @@ class Sweeps:
             self._define_lets(lets)
 
     def body(
-        self, step: nodes.Sweep, loop: int, given: Mapping[nodes.Var, str] | None = None
+        self,
+        step: nodes.Sweep,
+        loop: int,
+        given: Mapping[nodes.Var, str] | None = None,
+        made_of: Sequence[nodes.Let] = (),
     ) -> None:
-        """The phases of a sweep, in braces; `given`: C++ for floats that its parts read."""
+        """The phases of a sweep, in braces.
+
+        Args:
+            step: the sweep.
+            loop: its number.
+            given: C++ for floats that its parts read.
+            made_of: what these are.
+        """
         scope, add = self._kernels.scope(), self.lines.add
         scope.given = given or {}
         roots: list[nodes.Expr] = [reduce.source for _, reduce in step.reduces]
         roots += [part_of(write.value) for write in step.writes]
         scope.unpack([step.size, *roots])
+        scope.learn(made_of)
         elements = scope.names.fresh("elements")
         add(f"const int64_t {elements} = {scope.c(step.size)};")
         gradient = self._kernels.sum_lines(roots)

@@ -153,6 +153,13 @@ TF_HIPS_INLINE float bounded_max(float a, float b) {
 #endif
 }
 
+// float_bits of what is not NaN.
+TF_HIPS_INLINE uint32_t number_bits(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
 // The code of a float that is below the first number that is too large for one; 0 of NaN, and of
 // what is less.
 TF_HIPS_INLINE uint32_t whole_part(float x) {
