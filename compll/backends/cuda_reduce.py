@@ -85,6 +85,44 @@ def reduce_items(
     return [items[one.var] for one in reduces]
 
 
+@dataclass(frozen=True)
+class Extreme:
+    """A largest or least float of a tile, found in any order: with a sign, it is the one.
+
+    Attributes:
+        item: of the loop.
+        name: C++ for the result, which `line` declares.
+    """
+
+    item: Item
+    name: str
+    line: str
+
+
+def extremes_of(scope: Scope, reduces: Sequence[TileReduce]) -> list[Extreme]:
+    """All reductions of a loop, if it only looks for such floats; else none."""
+    if not all(one.name in ("Max", "Min") for one in reduces):
+        return []
+    found = []
+    for one in reduces:
+        fresh, wanted = scope.names.fresh, one.var.name
+        values, here = fresh(f"{wanted}_values"), fresh(f"{wanted}_found")
+        name = fresh(f"{wanted}_of_tile")
+        scope.lines.add(f"TF_HIPS_SHARED float {here}[kGroups];")
+        item = Item(
+            part_of(one.reduce.source),
+            FLOAT,
+            [f"float {values}[kEach];"],
+            lambda text, values=values, name=one.name: (
+                f"{values}[u] = is_inside ? {text} : {name}::neutral();"
+            ),
+            [f"note_extreme<{one.name}>({values}, t, {here});"],
+        )
+        line = f"const float {name} = extreme_found<{one.name}>({here});"
+        found.append(Extreme(item, name, line))
+    return found
+
+
 def _of_floats(
     scope: Scope, group: list[TileReduce], warp: int, second: list[str], third: list[str]
 ) -> dict[nodes.Var, Item]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from compll.backends.c_common import max_bits
 from compll.backends.cuda_kernels import HEAD, HERE, ROWS, Kernels
 from compll.backends.cuda_reads import covers
-from compll.backends.cuda_reduce import Item, TileReduce, reduce_items
+from compll.backends.cuda_reduce import Extreme, Item, TileReduce, extremes_of, reduce_items
 from compll.backends.cuda_scope import Scope
 from compll.backends.cuda_side import element, neutral, part_of
 from compll.ir import nodes
@@ -79,20 +79,54 @@ class Sweeps:
             self._parts[var] = member
             part = f"call.{member}[spot.chunk * call.{member}_room + spot.base / kTile]"
             reduces.append(TileReduce(var, reduce, part))
-        items = reduce_items(scope, reduces, second, third)
+        extremes = extremes_of(scope, reduces)
+        if extremes:
+            items = [extreme.item for extreme in extremes]
+        else:
+            items = reduce_items(scope, reduces, second, third)
+        is_all = not second
         for write in step.writes:
             items.append(self._write(scope, write, elements, second, at_once))
         self._kernels.each(scope, step.size, gradient, elements, items)
-        for phase in (second, third):
-            if not phase:
-                continue
-            is_all = phase is second and not step.reduces
-            opening = f"if (!({' && '.join(at_once)})) {{" if is_all and at_once else "{"
-            self.lines.open(opening)
-            self.lines.open("TF_HIPS_PHASE(t) {")
-            add(*phase)
-            self.lines.close()
-            self.lines.close()
+        self._phase(second, f"if (!({' && '.join(at_once)})) {{" if is_all and at_once else "{")
+        self._phase(third)
+        if extremes:
+            self._settle(step, reduces, extremes)
+        self.lines.close()
+
+    def _phase(self, statements: Sequence[str], opening: str = "{") -> None:
+        if not statements:
+            return
+        self.lines.open(opening)
+        self.lines.open("TF_HIPS_PHASE(t) {")
+        self.lines.add(*statements)
+        self.lines.close()
+        self.lines.close()
+
+    def _settle(
+        self, step: nodes.Sweep, reduces: Sequence[TileReduce], extremes: Sequence[Extreme]
+    ) -> None:
+        """The results of a tile; where its zeros or NaN may tell, once more in their order."""
+        add = self.lines.add
+        add(*(extreme.line for extreme in extremes))
+        self.lines.open(f"if ({' && '.join(f'is_signed({one.name})' for one in extremes)}) {{")
+        self.lines.open("TF_HIPS_PHASE(t) {")
+        self.lines.open("if (t == 0) {")
+        add(*(f"{one.part} = {found.name};" for one, found in zip(reduces, extremes, strict=True)))
+        self.lines.close()
+        self.lines.close()
+        self.lines.turn("} else {")
+        scope, second, third = self._kernels.scope(), [], []
+        roots = [one.reduce.source for one in reduces]
+        scope.unpack([step.size, *roots])
+        elements = scope.names.fresh("elements")
+        add(f"const int64_t {elements} = {scope.c(step.size)};")
+        gradient = self._kernels.sum_lines(roots)
+        items = reduce_items(scope, reduces, second, third)
+        self._kernels.each(scope, step.size, gradient, elements, items)
+        self._phase(second)
+        self._phase(third)
+        self.lines.close()
         self.lines.close()
 
     def _write(

@@ -8,7 +8,7 @@ import compll
 from compll.backends import cuda
 from compll.passes import optimise
 from tests.compll.emulation import Emulated, build
-from tests.compll.support import encoder, gradients
+from tests.compll.support import assert_same_floats, encoder, gradients, residual_of
 
 pytestmark = pytest.mark.heavy  # a run of g++ a specification
 
@@ -45,6 +45,23 @@ REDUCTIONS = encoder("""
     uint32 other = k;
     out = concat(s, t, u, most, least, mean, low, other);
 """)
+EXTREMES = (
+    encoder("""
+    float most = reduce(gradient, -9, max);
+    float least = reduce(map(gradient, [&](float g) -> float { return g * 2; }), 9, min);
+    uint<3>* codes = map(gradient, [&](float g) -> uint<3> { return g + 2; });
+    out = concat(most, least, codes);
+""")
+    + """
+void FooDecode(uint8* in, float* gradient) {
+    float most;
+    float least;
+    uint<3>* codes;
+    extract(in, most, least, codes);
+    gradient = map(codes, [&](uint<3> code) -> float { return code - most; });
+}
+"""
+)
 WHOLE = """
 param Whole {
     int few in [1, 8] = 3;
@@ -90,6 +107,27 @@ def test_reductions_of_every_kind_end_together():
         for name, x in gradients(n).items():
             if n < 9000 or name in ("plain", "broken"):
                 compare(kernels, reference, x)
+
+
+def test_extremes_are_those_of_their_order():
+    """Where zeros of both signs or NaN may tell, they are looked for once more."""
+    program = compll.compile_text(EXTREMES, "foo")
+    assert "note_extreme<Min>(" in cuda.emit(optimise(program))
+    kernels, reference = Emulated(program), compll.Reference(program)
+    rng = np.random.default_rng(1)
+    for n in (0, 1, 1030, 5001):
+        mixed = {
+            str(values): rng.choice(np.array(values, np.float32), n)
+            for values in ((0.0, -0.0), (-1, -0.0, 0.0), (2, 0.0, -0.0), (-3, -2), (1, np.nan))
+        }
+        for x in (gradients(n) | mixed).values():
+            compare(kernels, reference, x)
+            residual = (x[::-1] * np.float32(0.5)).copy()
+            with np.errstate(all="ignore"):
+                total = x + residual
+            packets, left = kernels.encode(x, residual, seed=3)
+            np.testing.assert_array_equal(packets, reference.encode(total, seed=3))
+            assert_same_floats(left, residual_of(reference, total, packets))
 
 
 def test_codes_of_floats_that_need_no_bounds():

@@ -16,8 +16,8 @@ from tests.compll.support import encoder
 
 ALL = (-np.inf, np.inf)
 UNIT = 1 - 2.0**-16  # the largest noise
-# g is any float, c 0 to 255, u noise from 0 to 1, y noise from -2 to -1, w is u but for what is small;
-# k parameters from 1 to 4.
+# g is any float, c 0 to 255, u noise from 0 to 1, y noise from -2 to -1, w is u but for what is
+# small; k parameters from 1 to 4.
 LETS = """float g = gradient[i]; float c = few[i]; float u = random<float>(0, 1); float y = u - 2;
           float w = u < 0.25 ? 0.0 : u; int far = few[i] - 16777217; """
 NUMBERS = {

@@ -270,6 +270,54 @@ TF_HIPS_INLINE int64_t sum_found(const int32_t* found) {
   return value;
 }
 
+// The largest or least float of a tile, in any order. That of its lanes is the same, bit for bit,
+// unless it is a zero, of which there are two, or there is NaN, which is then the result.
+
+// The larger of two, NaN if one is.
+TF_HIPS_INLINE float largest_or_nan(float a, float b) {
+#ifdef __CUDA_ARCH__
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+  return larger;
+#else
+  return a != a || a > b ? a : b;
+#endif
+}
+
+// What is larger the sooner a float is the result.
+template <typename Reducer>
+TF_HIPS_INLINE float upwards(float x) {
+  static_assert(std::is_same_v<Reducer, Max> || std::is_same_v<Reducer, Min>);
+  return std::is_same_v<Reducer, Max> ? x : -x;
+}
+
+// What a group of threads finds, of which one leaves it in `found`. All threads of a block must
+// call it.
+template <typename Reducer>
+TF_HIPS_INLINE void note_extreme(const float (&values)[8], int t, float* found) {
+  float value = upwards<Reducer>(values[0]);
+  TF_HIPS_UNROLL
+  for (int u = 1; u < 8; ++u) value = largest_or_nan(value, upwards<Reducer>(values[u]));
+#ifdef __CUDA_ARCH__
+  // Of numbers below 0 the bits behind the sign have the opposite order.
+  const int bits = __float_as_int(value);
+  const int most = __reduce_max_sync(~0u, bits ^ (bits >> 31 & 0x7FFFFFFF));
+  value = __int_as_float(most ^ (most >> 31 & 0x7FFFFFFF));
+#endif
+  if (t % kNear == 0) found[t / kNear] = value;
+}
+
+template <typename Reducer>
+TF_HIPS_INLINE float extreme_found(const float* found) {
+  float value = found[0];
+  TF_HIPS_UNROLL
+  for (int k = 1; k < kGroups; ++k) value = largest_or_nan(value, found[k]);
+  return upwards<Reducer>(value);
+}
+
+// Whether a float is neither a zero nor NaN.
+TF_HIPS_INLINE bool is_signed(float x) { return x < 0.0f || x > 0.0f; }
+
 // The result of a chunk from those of its tiles, in phases; all threads must call it. `parts` has
 // room for half as many again behind them.
 template <typename Reducer>
