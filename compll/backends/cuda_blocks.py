@@ -116,14 +116,19 @@ class Blocks:
             )
             self._lines.close()
         kernels.define_kept(step, member, here="own_blocks")
+        per_block: list[nodes.Sweep] = []
         for sweep in after:
-            if sweep.size == part.size:
-                whole, given = self._block_lets(sweep, step.var, value)
-                self._close_blocks()
-                lets = [let for write in sweep.writes for let in part_of(write.value).lets]
-                self._sweeps.body(whole, loop, given, lets)
-            else:
-                self._per_block(sweep)
+            if sweep.size != part.size:
+                per_block.append(sweep)
+                continue
+            whole, given = self._block_lets(sweep, step.var, value)
+            # Behind these, of which they may be made.
+            self._per_block(per_block, step.var)
+            per_block = []
+            self._close_blocks()
+            lets = [let for write in sweep.writes for let in part_of(write.value).lets]
+            self._sweeps.body(whole, loop, given, lets)
+        self._per_block(per_block, step.var)
         self._close_blocks()
         if self._num_lets:
             own.add(f"TF_HIPS_SHARED float own_lets[{self._num_lets} * kTile / kLanes];")
@@ -217,31 +222,38 @@ class Blocks:
         roots = [*roots_of(left), *(value for _, value in self._kernels.header)]
         return any(var in free_vars(root) for root in roots)
 
-    def _per_block(self, sweep: nodes.Sweep) -> None:
-        """A sweep with an element per block: those of the tile, a thread each."""
+    def _per_block(self, sweeps: Sequence[nodes.Sweep], made: nodes.Var) -> None:
+        """Sweeps with an element per block: those of the tile, a thread each.
+
+        `made`: the reductions of the blocks.
+        """
         kernels, add = self._kernels, self._lines.add
-        self._open_blocks()
-        scope = kernels.scope()
-        parts = [part_of(write.value) for write in sweep.writes]
-        scope.unpack([sweep.size, *parts])
-        elements, first = scope.names.fresh("elements"), scope.names.fresh("first_block")
-        add(
-            f"const int64_t {elements} = {scope.length(sweep.size)};",
-            f"const int64_t {first} = block_number(spot.base, own_size);",
-        )
-        self._lines.open(f"if ({first} + t < {elements}) {{")
-        done: list[str] = []
-        for write, part in zip(sweep.writes, parts, strict=True):
-            kind = element(write.value.type)
-            statements, text = scope.element(part, kind, f"{first} + t")
-            number = scope.names.of(part.position)
-            bits = scope.bits(kind)
-            function = f"store_float({text}, " if kind == FLOAT else f"store_code({text}, {bits}, "
-            at = f"body + layout.offset[{write.field}] + {number} * {int(bits) // 8}"
-            done += [line for line in [*statements, f"{function}{at});"] if line not in done]
-        add(*done)
-        self._lines.close()
-        self._lines.close()
+        for sweep in sweeps:
+            self._open_blocks()
+            scope = kernels.scope()
+            parts = [part_of(write.value) for write in sweep.writes]
+            scope.unpack([sweep.size, *parts])
+            if self._has_all:
+                scope.own[made] = "tile_blocks[t]"
+            elements, first = scope.names.fresh("elements"), scope.names.fresh("first_block")
+            add(
+                f"const int64_t {elements} = {scope.length(sweep.size)};",
+                f"const int64_t {first} = block_number(spot.base, own_size);",
+            )
+            self._lines.open(f"if ({first} + t < {elements}) {{")
+            done: list[str] = []
+            for write, part in zip(sweep.writes, parts, strict=True):
+                kind = element(write.value.type)
+                statements, text = scope.element(part, kind, f"{first} + t")
+                number = scope.names.of(part.position)
+                bits = scope.bits(kind)
+                is_float = kind == FLOAT
+                store = f"store_float({text}, " if is_float else f"store_code({text}, {bits}, "
+                at = f"body + layout.offset[{write.field}] + {number} * {int(bits) // 8}"
+                done += [line for line in [*statements, f"{store}{at});"] if line not in done]
+            add(*done)
+            self._lines.close()
+            self._lines.close()
 
     # A phase in which a thread has a block of the tile: what is done for blocks, one thing after
     # another, up to a loop over elements.

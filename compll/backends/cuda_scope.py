@@ -89,6 +89,8 @@ class Scope:
         self.tiles: dict[nodes.Var, str] = {}
         self.drawn: dict[int, str] = {}
         self.hoisted: dict[tuple[nodes.Var, nodes.Expr], str] = {}
+        # Vectors of which a thread has an element, at the number of the loop's own.
+        self.own: dict[nodes.Var, str] = {}
         # Floats that a loop is given, the same for all eight elements of a thread.
         self.given: Mapping[nodes.Var, str] = {}
         # C++ for the vectors that a full tile reads or writes 16 bytes at a time.
@@ -104,6 +106,8 @@ class Scope:
 
     def index(self, array: nodes.Var, index: nodes.Expr, c: Expressions) -> str:
         """Element `index` of a vector."""
+        if array in self.own and self.is_here(index):
+            return self.own[array]
         vector = self.vectors[array]
         if array in self.tiles:
             turned = turned_by(index, self.position)

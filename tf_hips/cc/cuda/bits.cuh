@@ -401,7 +401,12 @@ TF_HIPS_INLINE void store_code(uint64_t value, int bits, uint8_t* out) {
 }
 
 TF_HIPS_INLINE void store_float(float value, uint8_t* out) {
-  store_code(canonical_bits(value), 32, out);
+  const uint32_t word = canonical_bits(value);
+  if (is_aligned(out, 4)) {
+    *reinterpret_cast<uint32_t*>(out) = word;
+  } else {
+    store_code(word, 32, out);
+  }
 }
 
 }  // namespace cuda

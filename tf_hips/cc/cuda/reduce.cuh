@@ -434,9 +434,13 @@ TF_HIPS_INLINE float largest_near(const float (&sizes)[8], float most,
 
 // The largest size of a block of `block` elements of a tile, of what its threads have found.
 TF_HIPS_INLINE float largest_of_threads(const float* found, int number, int block) {
-  const float* const own = found + number * (block / kEach);
+  const int threads = block / kEach;
+  const float* const own = found + number * threads;
   float largest = own[0];
-  for (int j = kNear; j < block / kEach; j += kNear) largest = larger_size(largest, own[j]);
+  TF_HIPS_UNROLL
+  for (int j = kNear; j < kThreads; j += kNear) {
+    if (j < threads) largest = larger_size(largest, own[j]);
+  }
   return largest;
 }
 
