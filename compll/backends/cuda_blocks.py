@@ -174,8 +174,8 @@ class Blocks:
             kind = scope.c.type(element(made.type))
             found = "tile_blocks[t]"
             if not self._has_all:
-                number = "block_number(spot.base, own_size) + t"
-                found = scope.anywhere(scope.vectors[made], number)
+                index = "block_number(spot.base, own_size) + t"
+                found = scope.anywhere(scope.vectors[made], index)
             add(f"const {kind} {here} = {found};", *scope.lets(lets))
             for let, number in zip(read, numbers, strict=True):
                 add(f"own_lets[{number} * kTile / kLanes + t] = {scope.names.of(let.var)};")

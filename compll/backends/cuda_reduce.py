@@ -85,6 +85,10 @@ def reduce_items(
     return [items[one.var] for one in reduces]
 
 
+def _sink(values: str, name: str) -> Callable[[str], str]:
+    return lambda text: f"{values}[u] = is_inside ? {text} : {name}::neutral();"
+
+
 @dataclass(frozen=True)
 class Extreme:
     """A largest or least float of a tile, found in any order: with a sign, it is the one.
@@ -113,9 +117,7 @@ def extremes_of(scope: Scope, reduces: Sequence[TileReduce]) -> list[Extreme]:
             part_of(one.reduce.source),
             FLOAT,
             [f"float {values}[kEach];"],
-            lambda text, values=values, name=one.name: (
-                f"{values}[u] = is_inside ? {text} : {name}::neutral();"
-            ),
+            _sink(values, one.name),
             [f"note_extreme<{one.name}>({values}, t, {here});"],
         )
         line = f"const float {name} = extreme_found<{one.name}>({here});"
@@ -155,9 +157,7 @@ def _of_floats(
             part_of(one.reduce.source),
             FLOAT,
             [f"float {values}[kEach];"],
-            lambda text, values=values, name=one.name: (
-                f"{values}[u] = is_inside ? {text} : {name}::neutral();"
-            ),
+            _sink(values, one.name),
             [f"stage8({values}, t, {to});"],
         )
     return items

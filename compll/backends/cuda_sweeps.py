@@ -116,7 +116,9 @@ class Sweeps:
         self.lines.close()
         self.lines.close()
         self.lines.turn("} else {")
-        scope, second, third = self._kernels.scope(), [], []
+        scope = self._kernels.scope()
+        second: list[str] = []
+        third: list[str] = []
         roots = [one.reduce.source for one in reduces]
         scope.unpack([step.size, *roots])
         elements = scope.names.fresh("elements")

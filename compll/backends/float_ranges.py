@@ -150,12 +150,12 @@ def _where(
     """What is known where a variable is compared with a number, and that is met, or is not."""
     match condition:
         case nodes.Binary(
-            op="<" | "<=" | ">" | ">=" as op, left=nodes.Ref(var=var), right=nodes.Const()
+            op="<" | "<=" | ">" | ">=", left=nodes.Ref(var=var), right=nodes.Const(value=value)
         ) if var in lets:
-            pass
+            known, bound = lets[var], np.float32(value)
         case _:
             return lets
-    known, bound = lets[var], np.float32(condition.right.value)
+    op: str = condition.op
     if not is_met:
         op = {"<": ">=", "<=": ">", ">": "<=", ">=": "<"}[op]
     low, high = known.low, known.high
