@@ -165,9 +165,16 @@ class Kernels:
         self.scalars.append((kind, member))
         return member
 
-    def define(self, var: nodes.Var, form: str, value: nodes.Expr | None, member: str = "") -> None:
-        """Makes a let or a scalar known to later kernels."""
-        self.side.definitions.append(Definition(var, form, value, member))
+    def define(
+        self,
+        var: nodes.Var,
+        form: str,
+        value: nodes.Expr | None,
+        member: str = "",
+        here: str = "",
+    ) -> None:
+        """Makes a let or a scalar known to later kernels; `here`: C++ for it in this one."""
+        self.side.definitions.append(Definition(var, form, value, member, here=here))
 
     def define_kept(
         self,

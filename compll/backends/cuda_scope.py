@@ -229,7 +229,8 @@ class Scope:
             lines.add(_MAYBE + self.c.let(let))
             self._floats.learn(let)
         elif made.form == "scalar":
-            lines.add(f"{_MAYBE}const {self.c.type(var.type)} {name} = scalars.{made.member};")
+            found = made.here or f"scalars.{made.member}"
+            lines.add(f"{_MAYBE}const {self.c.type(var.type)} {name} = {found};")
         else:
             kind = self.c.type(element(var.type))
             count = self.names.fresh(f"{var.name}_count")

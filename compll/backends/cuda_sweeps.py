@@ -244,23 +244,24 @@ class Sweeps:
                 loads.append(f"const int64_t {here} = join_parts<{name}>({parts}, {tiles}, t);")
                 folds.append(f"join_group<{name}>({here}, t, {found});")
                 result = f"join_found<{name}>({found}, {init})"
-            ends.append(f"call.scalars[spot.chunk].{member} = {result};")
+            ends.append(f"call.scalars[spot.chunk].{member} = own_scalars.{member} = {result};")
             members.append((var, member))
         self.lines.open("TF_HIPS_PHASE(t) {")
         add(*loads, *folds)
         self.lines.close()
         self.lines.open("TF_HIPS_PHASE(t) {")
         self.lines.open("if (t == 0) {")
-        add(*ends)
+        # Of which this thread makes the rest without waiting for what it has written.
+        add("Scalars own_scalars;", *ends)
         for var, member in members:
-            self._kernels.define(var, "scalar", None, member)
-        # By the same thread, which need not wait for what it has written.
+            self._kernels.define(var, "scalar", None, member, f"own_scalars.{member}")
         for let in lets:
             self._define_once(let)
         self._kernels.write_header(in_tiles=False, by_one=True)
         for _ in range(3):
             self.lines.close()
         self._kernels.end()
+        self.side.leave_kernel()
 
     def _define_once(self, let: nodes.Let) -> None:
         """Makes a let known; one that has to divide or the like, by this one thread a chunk."""
@@ -275,9 +276,10 @@ class Sweeps:
         member = self._kernels.scalar(let.var, "float")
         scope = self._kernels.scope()
         scope.unpack([let.value])
-        self.lines.add(f"call.scalars[spot.chunk].{member} = {scope.c(let.value)};")
+        here = f"own_scalars.{member}"
+        self.lines.add(f"call.scalars[spot.chunk].{member} = {here} = {scope.c(let.value)};")
         self.lines.close()
-        self._kernels.define(let.var, "scalar", None, member)
+        self._kernels.define(let.var, "scalar", None, member, here)
 
     # A decode whose one loop makes any element without the others: it sums rows as it goes.
 
