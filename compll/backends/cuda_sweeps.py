@@ -252,7 +252,7 @@ class Sweeps:
         self.lines.open("TF_HIPS_PHASE(t) {")
         self.lines.open("if (t == 0) {")
         # Of which this thread makes the rest without waiting for what it has written.
-        add("Scalars own_scalars;", *ends)
+        add("[[maybe_unused]] Scalars own_scalars;", *ends)
         for var, member in members:
             self._kernels.define(var, "scalar", None, member, f"own_scalars.{member}")
         for let in lets:
