@@ -107,6 +107,12 @@ class Lines:
         self.add(line)
         self._depth += 1
 
+    def open_later(self) -> "Lines":
+        """As `open`, of lines that are said later."""
+        found = self.later()
+        self._depth += 1
+        return found
+
     def close(self, line: str = "}") -> None:
         """Ends what `open` began."""
         self._depth -= 1

@@ -80,6 +80,8 @@ take_tile take_values taken task_of threadIdx three_stages top top_k_alone top_k
 top_k_sum top_k_write trimmed_mean two_stages unless unpack8_by unpack_groups unpack_many_words
 unpack_stream unpack_wide unpack_words upwards use used value_of warpSize whole_bits WholeCode
 with_bits within_groups word_of write_line write_prefix write_staged write_tile write_until xor_all
+arrive at_once blocks_at_once cudaFuncSetAttribute cudaOccupancyMaxActiveBlocksPerMultiprocessor
+deal_tiles held_memory held_or hold_units launch_held put8_by reduce say_done unit wait_for
 """
 RESERVED = frozenset((_KEYWORDS + _OWN + _RUNTIME).split())
 # Types, constants and macros of the runtime and of C begin with capitals or k, or end in _t; digits

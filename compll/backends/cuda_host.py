@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from compll.backends.c_common import Lines, param_names
 from compll.backends.cuda_alone import alone_tiles
+from compll.backends.cuda_held import Held, host_lines
 from compll.backends.cuda_kernels import Kernels, grid_of
 from compll.backends.cuda_side import Side
 from compll.backends.kept import decode_fails
@@ -23,6 +24,7 @@ class Function:
         may_note: this is an encode whose decode looks for what is not finite.
         looks_broken: a decode does so, if it is told of some.
         notes_broken: an encode tells it.
+        held: the kernel of an encode that keeps tiles.
     """
 
     side: Side
@@ -32,6 +34,12 @@ class Function:
     may_note: bool = False
     looks_broken: bool = False
     notes_broken: bool = False
+    held: Held | None = None
+
+    @property
+    def has_rest(self) -> bool:
+        """Whether a kernel of an encode leaves the residual."""
+        return self.kernels.decodes_tiles or self.held is not None
 
     @property
     def alone_tiles(self) -> int:
@@ -155,6 +163,8 @@ class Host:
         lines.add(*(launch.grid for launch in kernels.launches))
         lines.close()
         lines.add("")
+        if function.held is not None:
+            lines.add(*host_lines(kernels, function.held), "")
 
     def _alone(self, function: Function) -> None:
         """The kernel in which one block of threads does all of a small call."""
@@ -459,7 +469,7 @@ class Host:
                 f"               new_residual, n{more});",
             )
             lines.close()
-        if function.kernels.decodes_tiles:
+        if function.has_rest:
             lines.add(
                 "call.rest.params = call.params;",
                 "call.rest.tensor = call.tensor;",
@@ -468,6 +478,11 @@ class Host:
                 "call.rest.out = new_residual;",
                 "call.rest.mode = TF_HIPS_RESIDUAL;",
             )
+        all_fine = "if (report != nullptr) cudaMemsetAsync(report, 0xFF, sizeof(Report), stream);"
+        if function.held is not None:
+            lines.open("if (hold_encode(call, stream)) {")
+            lines.add(all_fine, "return launched();")
+            lines.close()
         lines.add("run_encode(call, stream);")
         if reads_again:
             lines.open("if (residual != nullptr) {")
@@ -477,10 +492,7 @@ class Host:
                 "return launched();",
             )
             lines.close()
-        lines.add(
-            "if (report != nullptr) cudaMemsetAsync(report, 0xFF, sizeof(Report), stream);",
-            "return launched();",
-        )
+        lines.add(all_fine, "return launched();")
         lines.close()
         lines.add("")
 

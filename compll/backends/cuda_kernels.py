@@ -25,6 +25,7 @@ from compll.backends.cuda_reads import knows_tile, reads_own
 from compll.backends.cuda_reduce import Item
 from compll.backends.cuda_scope import Gradient, Scope
 from compll.backends.cuda_side import Definition, Side, kept_size, most_kept, reads
+from compll.backends.cuda_written import ROWS, Written
 from compll.ir import nodes
 from compll.ir.types import FLOAT
 from compll.ir.walk import free_vars
@@ -34,8 +35,6 @@ HEAD = (
     "[[maybe_unused]] const Layout& layout = call.tensor.layout(spot.chunk);",
     "[[maybe_unused]] const int64_t begin = spot.chunk * kChunkElements;",
 )
-# The function that decodes a tile.
-ROWS = "decode_tile_of_rows"
 HERE = Gradient("load8<is_full>(in", ("in",))
 _SUM = Gradient("load_sum8<is_full>(gradient, residual, value", ("gradient", "residual", "value"))
 _AGAIN = Gradient("load_again8<is_full>(in, residual, value", ("in",))
@@ -107,6 +106,7 @@ class Kernels:
         takes_sum: a kernel forms the sum of gradient and residual as it reads them.
         decoder: the plan, if its decode has a function for a tile.
         decodes_tiles: the last kernel leaves the residual, too.
+        written: all of them so far.
         waits_late: the kernel itself waits for the one before, if that has just checked packets.
     """
 
@@ -121,17 +121,13 @@ class Kernels:
     decoder: nodes.Plan | None = None
     decodes_tiles: bool = False
     waits_late: bool = False
+    written: list[Written] = field(default_factory=list)
     _had_header: bool = False
-    _kernel: str = ""
     _blocks: str = ""
-    _template: Lines = field(default_factory=Lines)
-    _leaves: bool = False
     _in_loop: bool = False
     _is_header_written: bool = False
     _is_own: bool = False
     _may_sum: bool = False
-    _has_sum: bool = False
-    _sum: Lines = field(default_factory=Lines)
     _number: int = 0
 
     @property
@@ -225,15 +221,22 @@ class Kernels:
         self._number += 1
         name = f"{self.prefix}_{kind}{self._number}"
         add = self.lines.add
-        self._kernel = name
         self._had_header = self._is_header_written
         # It may write the header, too, if that is not written.
         header = [] if self._had_header else [value for _, value in self.header]
         self._is_own = reads_own(self.side, parts, [*besides, *header])
         self._may_sum = self._is_own and not self.side.has_read
-        self._leaves = self._has_sum = self.waits_late = False
-        self._template = self.lines.later()
-        self.lines.open(f"TF_HIPS_BLOCK {name}(const {self.call}& call, uint32_t block_index) {{")
+        self.waits_late = False
+        made = Written(
+            kind,
+            name,
+            self.call,
+            loop,
+            self.lines.later(),
+            self.lines.open_later(),
+            self.lines.same_depth(),
+        )
+        self.written.append(made)
         if self.side.is_decode and not is_check:
             add("if (*call.report != TF_HIPS_CUDA_FINE) return;")
         blocks = "call.tensor.chunks" if loop is None else f"call.blocks[{loop}]"
@@ -265,7 +268,7 @@ class Kernels:
                 "[[maybe_unused]] TfHipsKey key = call.key;",
                 "key.offset += static_cast<uint64_t>(begin);",
             )
-            self._sum = self.lines.later()
+            made.sum = self.lines.later()
         self._blocks = blocks
         self.launches.append(
             Launch(
@@ -290,37 +293,14 @@ class Kernels:
             self.lines.add(*closing)
             self._in_loop = False
         self.lines.close()
-        if self._has_sum:
-            self._declare_sum()
-        if not self._leaves:
+        name, blocks = self.written[-1].name, self._blocks
+        if not self.written[-1].leaves:
             opening = "if (!call.is_just_checked) follow();" if self.waits_late else "follow();"
-            self.lines.add(*grid_of(self._kernel, self.call, opening=opening))
+            self.lines.add(*grid_of(name, self.call, opening=opening))
             return
-        name, blocks = self._kernel, self._blocks
-        self._template.add("template <bool leaves_rest>")
         self.lines.add(*_grids_of(name))
         alone = f"for (uint32_t k = 0; k < {blocks}; ++k) {name}<true>(call, k);"
         self.launches[-1] = Launch(f"launch_{name}(call, {blocks}, stream);", alone)
-
-    def _declare_sum(self) -> None:
-        """What the sum is formed of, and where it goes.
-
-        Where the same kernel takes away what the packet holds, only its threads need the sum.
-        """
-        self._sum.add(
-            "const float* const gradient = call.gradient + begin;",
-            "const float* const residual = call.residual == nullptr ? nullptr : "
-            "call.residual + begin;",
-        )
-        if self._leaves:
-            self._sum.add(
-                "TF_HIPS_SHARED float own_sums[kTile];",
-                "const SumTile value = {own_sums, spot.base};",
-            )
-        else:
-            self._sum.add(
-                "float* const value = call.residual == nullptr ? nullptr : call.value + begin;"
-            )
 
     def scope(self) -> Scope:
         """New variables, for what is put into braces."""
@@ -382,9 +362,9 @@ class Kernels:
         if self.side.is_decode or not reads(roots, self.side.gradient):
             return HERE
         if not self._may_sum:
-            return _AGAIN if self._has_sum else HERE
+            return _AGAIN if self.written[-1].has_sum else HERE
         self._may_sum = False
-        self.takes_sum = self._has_sum = True
+        self.takes_sum = self.written[-1].has_sum = True
         return _SUM
 
     def each(
@@ -470,9 +450,9 @@ class Kernels:
             return
         if not knows_tile(self.decoder, writes, blocks, had_header=self._had_header):
             return
-        self.decodes_tiles = self._leaves = True
+        self.decodes_tiles = self.written[-1].leaves = True
         self.lines.open("if constexpr (leaves_rest) {")
-        sums = "own_sums" if self._has_sum else "nullptr"
+        sums = "own_sums" if self.written[-1].has_sum else "nullptr"
         self.lines.open("if (call.residual != nullptr) {")
         self.lines.add(f"decode_kernels::{ROWS}<true>(call.rest, spot, {sums});")
         self.lines.close()

@@ -120,6 +120,7 @@ class Scope:
 
     def anywhere(self, vector: Vector, index: str) -> str:
         """Element `index`, C++ for any number, of a vector."""
+        self.side.reads_anywhere |= vector.form == "gradient"
         if vector.form == "picked":
             return vector.pointer
         if vector.bits is not None:

@@ -84,6 +84,7 @@ class Side:
 
     Attributes:
         has_read: a kernel reads elements of the gradient.
+        reads_anywhere: one reads others than a thread's own.
         sites: calls of random in it, as far as their noise is drawn for eight elements at once.
     """
 
@@ -95,6 +96,7 @@ class Side:
     definitions: list[Definition] = field(default_factory=list)
     members: Names = field(default_factory=KernelNames)
     has_read: bool = False
+    reads_anywhere: bool = False
     sites: int = 0
 
     def leave_kernel(self) -> None:

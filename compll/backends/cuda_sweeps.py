@@ -4,11 +4,12 @@
 from collections.abc import Mapping, Sequence
 
 from compll.backends.c_common import max_bits
-from compll.backends.cuda_kernels import HEAD, HERE, ROWS, Kernels
+from compll.backends.cuda_kernels import HEAD, HERE, Kernels
 from compll.backends.cuda_reads import covers
 from compll.backends.cuda_reduce import Extreme, Item, TileReduce, extremes_of, reduce_items
 from compll.backends.cuda_scope import Scope
 from compll.backends.cuda_side import element, neutral, part_of
+from compll.backends.cuda_written import ROWS
 from compll.ir import nodes
 from compll.ir.types import FLOAT, UInt
 from compll.ir.walk import free_vars, walk
@@ -35,6 +36,7 @@ class Sweeps:
         parts = [part_of(reduce.source) for _, reduce in step.reduces]
         parts += [part_of(write.value) for write in step.writes]
         self._kernels.begin("sweep", loop, parts=parts)
+        self._kernels.written[-1].step = step
         self.body(step, loop)
         self._kernels.write_header(in_tiles=True)
         if is_last and not step.reduces and covers(step.size, self.side.gradient):
@@ -289,18 +291,21 @@ class Sweeps:
         add = self.lines.add
         add(
             "// A tile of the sum of the rows. `is_rest`: of what a row does not hold of `sums`,",
-            "// or of `out` where that is null.",
+            "// in shared memory, which are overwritten, or of `out` where that is nullptr.",
         )
-        add("template <bool is_rest>")
+        add("template <bool is_rest, typename Sums>")
         self.lines.open(f"TF_HIPS_BLOCK {ROWS}(const DecodeCall& call, const Spot& spot,")
-        add("    [[maybe_unused]] const float* sums) {")
+        add(
+            "    [[maybe_unused]] Sums sums) {",
+            "constexpr bool has_sums = std::is_pointer_v<Sums>;",
+        )
         add(*HEAD)
         self._kernels.decode_head()
         self._kernels.say_full(self.lines, "n", ["out"])
         self.lines.open("TF_HIPS_PHASE(t) {")
         self._kernels.open_eight()
         add("float sum[kEach];")
-        self.lines.open("if (is_rest && sums != nullptr) {")
+        self.lines.open("if constexpr (has_sums) {")
         add("take8(sums + kEach * t, sum);")
         self.lines.turn("} else if (is_rest || call.mode != TF_HIPS_SET) {")
         add("load8<is_full>(out, first, n, sum);")
@@ -324,7 +329,11 @@ class Sweeps:
         self.lines.close()
         self.lines.close()
         # Only here: to wait for the report before anything is read would cost as much again.
-        add("if (is_rest || is_fine(call)) put8<is_full>(sum, first, n, out);")
+        self.lines.open("if constexpr (has_sums) {")
+        add("put8_by<is_full>(sum, first, n, out, sums);")
+        self.lines.turn("} else if (is_rest || is_fine(call)) {")
+        add("put8<is_full>(sum, first, n, out);")
+        self.lines.close()
         self._kernels.close_eight()
         self.lines.close()
         self.lines.close()

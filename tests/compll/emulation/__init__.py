@@ -106,6 +106,10 @@ class Emulated:
         """Whether one block of threads may do all of a small call; it does, at first."""
         self._library.emulation_alone(int(may_be))
 
+    def hold(self, *, blocks: int) -> None:
+        """How many blocks that keep tiles run at once; 0: none does. 4 at first."""
+        self._library.emulation_hold(blocks)
+
     def launches(self) -> int:
         """Kernels that have been launched so far."""
         self._library.emulation_launches.restype = ctypes.c_longlong

@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <vector>
 
 #define __global__
 #define __host__
@@ -37,6 +38,10 @@ inline bool is_backwards = false;
 inline long long launches = 0;
 // Whether one block of threads may do all of a small call.
 inline bool may_be_alone = true;
+// How many blocks of a kernel that keeps tiles run at once: 0, and none does. What they keep.
+inline int held_blocks = 4;
+inline std::vector<float4> held_tiles;
+inline bool begins_units = true;
 
 // With trace.cc each kernel is told before it runs.
 #ifdef TF_HIPS_TRACE
@@ -70,6 +75,31 @@ void trace_kernel(const char* name);
   } while (false)
 
 #define TF_HIPS_FOLLOW TF_HIPS_LAUNCH
+
+// Blocks that wait for each other: all begin before the first ends. Each unit has tiles of its own.
+#define TF_HIPS_HELD_BLOCKS(kernel, tiles) (static_cast<void>(kernel), held_blocks)
+#define TF_HIPS_HELD_TILES(unit) \
+  (reinterpret_cast<float*>(held_tiles.data()) + int64_t{unit} * hold.each * 1024)
+#define TF_HIPS_BEGINS_UNITS begins_units
+#define TF_HIPS_ENDS_UNITS (!begins_units)
+#define TF_HIPS_HOLD(kernel, hold, stream, call)                   \
+  [&] {                                                            \
+    static_cast<void>(stream);                                     \
+    const std::lock_guard<std::mutex> kernel_lock(kernel_mutex);   \
+    TF_HIPS_TRACED(kernel);                                        \
+    ++launches;                                                    \
+    const float garbage = -1e30f;                                  \
+    held_tiles.assign(int64_t{hold.units} * hold.each * 256,       \
+                      {garbage, garbage, garbage, garbage});       \
+    for (const bool begins : {true, false}) {                      \
+      begins_units = begins;                                       \
+      for (unsigned turn = 0; turn < hold.blocks; ++turn) {        \
+        blockIdx.x = is_backwards ? hold.blocks - 1 - turn : turn; \
+        kernel(call, hold);                                        \
+      }                                                            \
+    }                                                              \
+    return true;                                                   \
+  }()
 
 typedef void* cudaStream_t;
 typedef int cudaError_t;
@@ -161,6 +191,9 @@ __attribute__((visibility("default"))) inline void emulation_order(int backwards
 __attribute__((visibility("default"))) inline void emulation_alone(int may_be) {
   may_be_alone = may_be != 0;
 }
+__attribute__((visibility("default"))) inline void emulation_hold(int blocks) {
+  held_blocks = blocks;
+}
 __attribute__((visibility("default"))) inline long long emulation_launches() { return launches; }
 __attribute__((visibility("default"))) inline void emulation_fail(int launch, int driver) {
   launch_error = launch, driver_error = driver;
@@ -175,7 +208,8 @@ __attribute__((visibility("default"))) inline void emulation_capability(int capa
 __attribute__((used)) static void* const emulation_kept[] = {
     reinterpret_cast<void*>(emulation_order),      reinterpret_cast<void*>(emulation_alone),
     reinterpret_cast<void*>(emulation_launches),   reinterpret_cast<void*>(emulation_fail),
-    reinterpret_cast<void*>(emulation_capability), reinterpret_cast<void*>(emulation_early)};
+    reinterpret_cast<void*>(emulation_capability), reinterpret_cast<void*>(emulation_early),
+    reinterpret_cast<void*>(emulation_hold)};
 }
 
 #endif  // TF_HIPS_TESTS_COMPLL_EMULATION_CUDA_RUNTIME_H_

@@ -27,9 +27,8 @@ __device__ inline void load8(const float* values, int64_t first, int64_t count, 
 #ifdef __CUDA_ARCH__
 // Eight floats of each thread of a warp to where they lie behind one another, `out` those of this
 // one; all threads of a block must call it. By shared memory, because memory is written at half its
-// speed where the 16 bytes of two neighbours do not lie side by side.
-__device__ inline void put_by_warps(const float (&values)[8], float* out) {
-  __shared__ float4 turned[kTile / 4];
+// speed where the 16 bytes of two neighbours do not lie side by side: `turned`, a tile.
+__device__ __forceinline__ void put_by_warps(const float (&values)[8], float* out, float4* turned) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   float4* const here = turned + 2 * (static_cast<int>(threadIdx.x) - lane);
   // Neighbours in time use other banks.
@@ -50,7 +49,8 @@ template <bool is_full = false>
 __device__ inline void put8(const float (&values)[8], int64_t first, int64_t count, float* out) {
 #ifdef __CUDA_ARCH__
   if constexpr (is_full) {
-    put_by_warps(values, out + first);
+    __shared__ float4 turned[kTile / 4];
+    put_by_warps(values, out + first, turned);
     return;
   }
 #endif
@@ -63,6 +63,19 @@ __device__ inline void put8(const float (&values)[8], int64_t first, int64_t cou
       if (first + u < count) out[first + u] = values[u];
     }
   }
+}
+
+// The same by way of a tile in shared memory, where each thread may overwrite what its warp has.
+template <bool is_full>
+__device__ __forceinline__ void put8_by(const float (&values)[8], int64_t first, int64_t count,
+                                        float* out, [[maybe_unused]] float* turned) {
+#ifdef __CUDA_ARCH__
+  if constexpr (is_full) {
+    put_by_warps(values, out + first, reinterpret_cast<float4*>(turned));
+    return;
+  }
+#endif
+  put8<false>(values, first, count, out);
 }
 
 // Eight values of memory of a call, which is aligned and has room for whole tiles.
