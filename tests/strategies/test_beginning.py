@@ -5,6 +5,8 @@ In one process, which stands for rank 1: what it is given are `THEIRS`, rank 0's
 weights begin on both where a test does not say otherwise.
 """
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -96,14 +98,26 @@ class Loop:
         for one in self.made:
             one.assign(tf.zeros_like(one))
 
-    def expected(self, gathered, batches):
-        """The accumulated gradients of `batches` at weights of `THEIRS`, on top of `gathered`."""
-        kernel, bias = np.full((3, 2), THEIRS), np.full(2, THEIRS)
+    def expected(self, gathered, batches, weight=THEIRS):
+        """The accumulated gradients of `batches` at weights of `weight`, on top of `gathered`."""
+        kernel, bias = np.full((3, 2), weight), np.full(2, weight)
         of_kernel, of_bias = (np.full(one.shape, gathered) for one in (kernel, bias))
         for x in batches:
             error = 2 * (x @ kernel + bias)
             of_kernel, of_bias = of_kernel + x.T @ error, of_bias + error.sum(0)
         return [of_kernel, of_bias]
+
+
+def _with_parties(sent, theirs=THEIRS):
+    """A strategy that meets other parties, which begin with `theirs`; `sent` notes each meeting."""
+
+    def first_sync(values):
+        sent.append(len(values))
+        return [np.full_like(value, theirs) if value.ndim else value for value in values]
+
+    strategy = tf_hips.CompressedRing()
+    strategy.beginning.first_sync = first_sync
+    return strategy
 
 
 @pytest.mark.parametrize("is_in_graph", [True, False])
@@ -216,17 +230,8 @@ def test_what_eager_steps_change_stays_and_what_they_only_use_does_not(meetings)
 
 
 def test_what_steps_have_changed_before_the_parties_meet():
-    def begin():
-        strategy = tf_hips.CompressedRing()
-        strategy.beginning.first_sync = first_sync
-        return strategy
-
     sent = []
-
-    def first_sync(values):
-        sent.append(len(values))
-        return [np.full_like(value, THEIRS) if value.ndim else value for value in values]
-
+    begin = functools.partial(_with_parties, sent)
     strategy = begin()
     with strategy.scope():
         count, other = (tf.Variable(tf.zeros(2, tf.int32), trainable=False) for _ in range(2))
@@ -259,18 +264,114 @@ def test_what_steps_have_changed_before_the_parties_meet():
     with pytest.raises(tf_hips.errors.ProtocolError, match="came later"):  # not equal over parties
         tf.function(lambda: strategy.run(lambda: late.apply([0.5], [mean])))()
 
-    loop = Loop(begin())
+
+@pytest.mark.parametrize("theirs", [THEIRS, THEIRS + 1])
+def test_gradients_accumulated_before_the_parties_meet(theirs):
+    sent = []
+    loop = Loop(_with_parties(sent, theirs))
     loop.micro(X)
-    with pytest.raises(tf_hips.errors.ProtocolError, match="must be equal on all"):
-        loop.apply()  # other parties may have computed with other weights
-    assert len(sent) == 1
-    loop = Loop(begin())
-    loop.strategy.run(lambda: None)
-    loop.micro(X)
-    loop.apply()
-    assert len(sent) == 2
-    for one, values in zip(loop.model.get_weights(), loop.expected(THEIRS, [X]), strict=True):
-        np.testing.assert_allclose(one, THEIRS - _RATE * values, rtol=1e-5)
+    if theirs == THEIRS:  # all parties have begun with these weights
+        loop.apply()
+    else:
+        for _ in range(2):  # whoever tries again is told again, and parties meet once
+            with pytest.raises(tf_hips.errors.ProtocolError, match="must be equal on all"):
+                loop.apply()
+        assert len(sent) == 1
+        np.testing.assert_array_equal(loop.model.get_weights()[0], np.full((3, 2), THEIRS))
+        loop = Loop(_with_parties(sent, theirs))
+        loop.strategy.run(lambda: None)
+        loop.micro(X)
+        loop.apply()
+    assert len(sent) == 1 + (theirs != THEIRS)
+    gathered = 0.0 if theirs == THEIRS else theirs  # the loop that began with an empty step
+    expected = loop.expected(gathered, [X], theirs)
+    for one, values in zip(loop.model.get_weights(), expected, strict=True):
+        np.testing.assert_allclose(one, theirs - _RATE * values, rtol=1e-5)
+
+
+@pytest.mark.parametrize("is_in_graph", [True, False])
+def test_what_came_later_is_made_equal_where_parties_keep_step(is_in_graph):
+    sent, later = [], []
+    strategy = _with_parties(sent)
+    convert = tf.function if is_in_graph else lambda function: function
+
+    def next_sync(values):
+        later.append(len(values))
+        return [np.full_like(value, 2 * THEIRS) if value.ndim else value for value in values]
+
+    strategy.beginning.next_sync = lambda: next_sync
+
+    def train():
+        """What two models have become of in a step, or why not."""
+        with strategy.scope():
+            weight, optimizer = tf.Variable(np.zeros(2, "float32")), keras.optimizers.SGD(1.0)
+        step = convert(lambda: strategy.run(lambda: optimizer.apply([tf.ones(2)], [weight])))
+        step()
+        step()
+        return weight.numpy().tolist()
+
+    assert train() == [THEIRS - 2] * 2
+    assert (len(sent), later) == (1, [])
+    assert train() == [2 * THEIRS - 2] * 2  # the first model stays as it is
+    assert (len(sent), len(later)) == (1, 1)
+    strategy.beginning.next_sync = lambda: None  # as of parties that do not wait for each other
+    with pytest.raises(tf_hips.errors.ProtocolError, match=r"one model.*came later"):
+        train()
+
+
+def test_weights_made_from_what_a_worker_feeds_are_refused():
+    strategy = _with_parties([])
+    made = []
+
+    def step(x):
+        if not made:
+            made.append(tf.Variable(tf.reduce_mean(x, 0), name="made"))
+        optimizer.apply([made[0] + 0.0], made)
+
+    def in_a_function(x):
+        return tf.function(lambda x: strategy.run(step, (x,)))(x)
+
+    for run in (
+        in_a_function,
+        lambda x: strategy.run(tf.function(step), (x,)),
+        tf.function(lambda x: strategy.run(tf.function(step), (x,))),
+    ):
+        with strategy.scope():
+            optimizer = keras.optimizers.SGD(1.0)
+        made.clear()
+        message = "must have their values before a step.*Received: made"
+        with pytest.raises(tf_hips.errors.ProtocolError, match=message):
+            run(tf.constant(X))
+
+    alone = tf_hips.CompressedRing()  # nobody begins elsewhere
+    strategy = alone
+    with strategy.scope():
+        optimizer = keras.optimizers.SGD(1.0)
+    made.clear()
+    in_a_function(tf.constant(X))
+    np.testing.assert_array_equal(made[0], np.zeros(3))
+
+
+def test_a_step_named_as_those_of_keras_begins_as_others_do(meetings):
+    strategy = tf_hips.CompressedRing()
+    loop = Loop(strategy)
+
+    def test_step(x):
+        return loop.model(x)
+
+    def one_step_on_data(x):
+        return loop.model(x)
+
+    loop.model.compile(loss="mse")
+    with tf_hips.local():
+        strategy.run(test_step, (X,))
+    strategy.run(loop.model.test_step, ((X, X[:, :2]),))  # as Keras calls it
+    assert meetings.since() == 0
+    strategy.run(test_step, (X,))
+    assert meetings.since() == 1
+    loop = Loop(strategy)
+    strategy.run(one_step_on_data, (X,))
+    assert meetings.since() == 1
 
 
 class Accumulating(keras.Model):

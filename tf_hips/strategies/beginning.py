@@ -4,8 +4,9 @@
 In the party    as often as something new is trained: the model's weights and random states, and the
                 optimizer's variables; in a custom loop, where no model is known, the variables of
                 the gradients and all that was created in the strategy's scope.
-Over parties    once, when the weights that are trained exist. What appears later is made equal in
-                the party only, so it must begin equal everywhere, as the slots of an optimizer do.
+Over parties    when the weights that are trained exist; again when others are trained that came
+                later, where parties keep step. What else appears later is made equal in the party
+                only, so it must begin equal everywhere, as the slots of an optimizer do.
 
 Whether ranks meet here is decided by what they do alike (the first step, the first reduction of a
 list of gradients), not by what a rank happens to have: a variable that only one of them made, or
@@ -25,7 +26,7 @@ written is never another worker's, but in weights that are trained for the first
 import gc
 import hashlib
 import weakref
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -49,12 +50,16 @@ class Beginning:
     def __init__(self) -> None:
         """Knows no variable."""
         self.first_sync: FirstSync | None = None
+        # What makes equal over parties what came later; None, or what it returns: nothing does.
+        self.next_sync: Callable[[], FirstSync | None] | None = None
         self._known: dict[int, weakref.ref[tf.Variable]] = {}
         self._equal: dict[int, weakref.ref[tf.Variable]] = {}
         # Made equal, or left to each worker because steps had changed it.
         self._settled: dict[int, weakref.ref[tf.Variable]] = {}
         self._shared: dict[int, weakref.ref[tf.Variable]] = {}
         self._has_met = False
+        self._refused: str | None = None
+        self._born: dict[int, tuple[weakref.ref[tf.Variable], weakref.ref[tf.Graph]]] = {}
         self._occasions: set[Hashable] = set()
         self._num_trainable = 0
         self._changes = Changes()
@@ -69,6 +74,9 @@ class Beginning:
         self._known.pop(id(variable), None)  # of one that is gone: the order is that of creation
         _add(self._known, [variable])
         self._num_trainable += bool(variable.trainable)
+        self._born.pop(id(variable), None)
+        for graph in functions_being_traced()[:1]:
+            self._born[id(variable)] = weakref.ref(variable), weakref.ref(graph)
         self._changes.add(variable, in_step=in_step)
 
     def record_local(self, variable: tf.Variable, *, in_step: bool) -> None:
@@ -133,6 +141,7 @@ class Beginning:
         trained: Sequence[tf.Variable] | None = None,
         optimizer: Any = None,
         *,
+        graphs: Sequence[tf.Graph] = (),
         is_computed: bool = False,
     ) -> None:
         """Makes equal what a custom loop uses; once for each `occasion`, equal on all ranks.
@@ -141,6 +150,7 @@ class Beginning:
             occasion: what tells this call from others.
             trained: the variables whose gradients are being reduced, if any are.
             optimizer: the optimizer that reduces them.
+            graphs: the functions that are being traced.
             is_computed: whether the gradients have their values, as in an eager step.
 
         Raises:
@@ -149,10 +159,33 @@ class Beginning:
         is_step = occasion == STEP
         if is_step:
             occasion = (occasion, self._num_trainable)  # again when there is another model
-        if occasion in self._occasions or not _are_ready(trained):
+        if occasion in self._occasions:
+            return
+        if not _are_ready(trained):
+            self._check_born(trained or [], graphs)
             return
         self._meet_in_loop(trained, optimizer, is_step=is_step, is_computed=is_computed)
         self._occasions.add(occasion)  # not where they differ: they may be mended, and try again
+
+    def _check_born(self, trained: Sequence[tf.Variable], graphs: Sequence[tf.Graph]) -> None:
+        """Raises where weights without values are trained in another trace than that made them.
+
+        A `tf.function` that makes variables is traced twice, and gives them their values between;
+        or, where they depend on what comes in, as it runs.
+        """
+        if primitives.size() == 1 and self.first_sync is None:
+            return
+        for variable in _unique(trained):
+            reference, graph = self._born.get(id(variable), (None, None))
+            is_known = reference is not None and reference() is variable and graph is not None
+            if is_ready(variable) or (is_known and any(graph() is one for one in graphs)):
+                continue
+            raise ProtocolError(
+                "Weights must have their values before a step computes gradients with them. "
+                f"Received: {variable.name}, made inside of a `tf.function` from what comes into "
+                "it, which is another value on other workers. Build the model before the loop, or "
+                "make the variable's first value from what is no input of the step."
+            )
 
     def _meet_in_loop(
         self,
@@ -166,12 +199,13 @@ class Beginning:
         known = [reference() for reference in self._known.values()]
         alive = [variable for variable in known if variable is not None]
         certainly = trained or []
-        if is_step and self.first_sync is not None and not self._has_met:
+        if is_step and self._meeting() is not None:
             # It is going to compute gradients with some of these; a lazy model has none yet.
             maybe = [one for one in alive if one.trainable and one.dtype.is_floating]
             trained = _unique(one for one in maybe if is_ready(one)) or None
-        if is_computed and not self.is_equal(trained or []):
-            self._check_computed(trained or [])
+        is_late = not self._are_shared(certainly) and self._meeting() is not None
+        if is_computed and (is_late or not self.is_equal(certainly)):
+            self._check_computed(certainly)
         optimizers = [] if optimizer is None else [optimizer]
         slots = [slot for one in optimizers for slot in one.variables]
         owned = [*(trained or []), *slots, *alive]
@@ -203,23 +237,18 @@ class Beginning:
         model: keras.Model | None = None,
         certainly: Sequence[tf.Variable] | None = None,
     ) -> None:
-        meets = self.first_sync is not None and not self._has_met and trained is not None
-        if self.first_sync is not None and self._has_met:
-            for variable in trained or []:
-                if not _holds(self._shared, variable):
-                    raise ProtocolError(
-                        "A run with an uplink trains one model with one optimizer, all of which "
-                        f"was there when the parties were made equal. Received: {variable.name}, "
-                        "which came later"
-                    )
         exempt = {id(one) for one in (trained if certainly is None else certainly) or []}
+        meets = trained is not None and not self._are_shared(trained)
+        if meets and self._meeting() is None:
+            name = next(one.name for one in trained or [] if not _holds(self._shared, one))
+            raise ProtocolError(
+                "This run trains one model with one optimizer, all of which was there when the "
+                f"parties were made equal. Received: {name}, which came later"
+            )
         chosen = variables
-        if not meets:
-            chosen = [
-                variable
-                for variable in variables
-                if not _holds(self._equal if id(variable) in exempt else self._settled, variable)
-            ]
+        if not meets or self._has_met:
+            wanted = {id(one) for one in trained or []} if meets else set()
+            chosen = [variable for variable in variables if self._is_due(variable, wanted, exempt)]
         # Nothing to do, nothing to say: a step of a model may be traced again on one rank only (a
         # last batch of another size).
         if not chosen and not is_collective:
@@ -230,10 +259,11 @@ class Beginning:
             everyone = primitives.gather_objects(learned, "what layers have learned")
             check_equal([(f"rank {rank}", one) for rank, one in enumerate(everyone)])
         left = self._changed(chosen, exempt) if chosen else set()
-        self._check_left(chosen, left, exempt, is_over_parties=meets)
+        suspects = self._suspects(chosen, left, exempt)
+        self._check_left(chosen, left, suspects)
         if meets:
+            self._meet(chosen, optimizers, learned, left, suspects)
             self._has_met = True
-            self._meet(chosen, optimizers, learned, left)
             _add(self._shared, [one for place, one in enumerate(chosen) if place not in left])
         else:
             synchronise(chosen, left=left)
@@ -256,46 +286,39 @@ class Beginning:
             return set()
         return {place for places in everyone for place in places}
 
-    def _check_left(
-        self,
-        variables: Sequence[tf.Variable],
-        left: Collection[int],
-        exempt: Collection[int],
-        *,
-        is_over_parties: bool,
-    ) -> None:
-        """Raises if steps may have computed what is `left` with weights that differed.
+    def _suspects(
+        self, variables: Sequence[tf.Variable], left: Collection[int], exempt: Collection[int]
+    ) -> list[int]:
+        """Places of what steps may have computed with weights, among what is `left`.
 
-        What cannot be gradients is no reason: integers, and single numbers (sums of losses, say)
-        unless a weight is one.
+        What cannot be gradients is not: integers, and single numbers (sums of losses, say) unless a
+        weight is one.
         """
         has_numbers = any(id(one) in exempt and not one.shape.rank for one in variables)
-        floats = [place for place, one in enumerate(variables) if one.dtype.is_floating]
-        suspects = [
+        return [
             place
-            for place in floats
-            if place in left and (has_numbers or variables[place].shape.rank)
+            for place, one in enumerate(variables)
+            if place in left and one.dtype.is_floating and (has_numbers or one.shape.rank)
         ]
+
+    def _check_left(
+        self, variables: Sequence[tf.Variable], left: Collection[int], suspects: Sequence[int]
+    ) -> None:
+        """Raises if ranks have computed `suspects`, which differ, with weights that differed."""
         if not suspects:
             return
-        digests = {place: digest_of(variables[place]) for place in floats}
-        weights = [digests[place] for place in floats if place not in left]
+        digests = {
+            place: digest_of(one) for place, one in enumerate(variables) if one.dtype.is_floating
+        }
+        weights = [digest for place, digest in digests.items() if place not in left]
         own = weights, [digests[place] for place in suspects]
         everyone = primitives.gather_objects(own, "what steps have computed, and with what")
-        is_equal = all(one[0] == weights for one in everyone) and not is_over_parties
+        if all(one[0] == weights for one in everyone):
+            return
         values = zip(*(one[1] for one in everyone), strict=True)
-        differ = [
-            place
-            for place, one in zip(suspects, values, strict=True)
-            if is_over_parties or len(set(one)) > 1  # other parties' are not known
-        ]
-        if differ and not is_equal:
-            raise ProtocolError(
-                "Weights must be equal on all workers before a step computes with them what it "
-                f"keeps. Received: {variables[differ[0]].name}, which steps have changed before "
-                "one that reduces. Call `strategy.run(lambda: None)` on all "
-                "workers, outside of a `tf.function`, when the model is built and before its loop."
-            )
+        for place, told in zip(suspects, values, strict=True):
+            if len(set(told)) > 1:
+                raise ProtocolError(_computed_with_others(variables[place].name))
 
     def _forget(self, variables: Sequence[tf.Variable], left: Collection[int]) -> None:
         """What has been made equal needs no look any more, unless parties are to meet yet."""
@@ -306,6 +329,26 @@ class Beginning:
             elif place not in left:
                 self._changes.look(variable)
 
+    def _meeting(self) -> FirstSync | None:
+        """What makes equal over parties what has not been; None: nothing does, or need to."""
+        if not self._has_met:
+            return self.first_sync
+        return None if self.next_sync is None else self.next_sync()
+
+    def _are_shared(self, trained: Sequence[tf.Variable]) -> bool:
+        """Whether all of `trained` were made equal over parties, or there are none."""
+        return self.first_sync is None or (
+            self._has_met and all(_holds(self._shared, one) for one in trained)
+        )
+
+    def _is_due(
+        self, variable: tf.Variable, wanted: Collection[int], exempt: Collection[int]
+    ) -> bool:
+        """Whether a variable is to be made equal: over parties if it is `wanted` there."""
+        if id(variable) in wanted and not _holds(self._shared, variable):
+            return True
+        return not _holds(self._equal if id(variable) in exempt else self._settled, variable)
+
     def _is_settled(self, variable: tf.Variable) -> bool:
         return _holds(self._settled, variable)
 
@@ -315,11 +358,13 @@ class Beginning:
         optimizers: Sequence[Any],
         learned: Adapted,
         left: Collection[int],
+        suspects: Sequence[int],
     ) -> None:
-        """Makes `variables` equal over the parties; called once, on all ranks.
+        """Makes `variables` equal over the parties, on all ranks.
 
         What layers have `learned` travels behind them, to be compared. What is `left` to each
-        worker travels, too: parties need not have changed the same.
+        worker travels, too: parties need not have changed the same. Where steps have computed
+        `suspects` of it with other weights than those that come, that is an error.
         """
         slots: set[int] = set()
         for optimizer in optimizers:
@@ -329,7 +374,7 @@ class Beginning:
             # slow tier, not the slot. (ScheduleFreeAdamW has one that begins as the weight.) A
             # party that has made steps already sends more, and the server says so.
             slots |= {id(slot) for slot in _unique(optimizer.variables) if slot.shape.rank}
-        first_sync = self.first_sync
+        sync = self._meeting()
 
         def exchange(values: list[np.ndarray]) -> list[np.ndarray]:
             is_short = [
@@ -341,15 +386,49 @@ class Beginning:
                 for value, short in zip(values, is_short, strict=True)
             ]
             told = [as_bytes(learned)] if learned else []
-            synced = first_sync([*sent, *told]) if first_sync else sent
+            if self._refused is not None:  # whoever tries again; parties meet once
+                raise ProtocolError(self._refused)
+            synced = sync([*sent, *told]) if sync else sent
             if len(synced) > len(sent):
                 check_bytes(learned, synced.pop())
-            return [
+            found = [
                 np.broadcast_to(one, value.shape) if short else one
                 for one, value, short in zip(synced, values, is_short, strict=True)
             ]
+            differ = any(
+                variable.dtype.is_floating and one.tobytes() != value.tobytes()
+                for place, (variable, one, value) in enumerate(
+                    zip(variables, found, values, strict=True)
+                )
+                if place not in left
+            )
+            if suspects and differ:
+                self._refused = _computed_with_others(variables[suspects[0]].name)
+                raise ProtocolError(self._refused)
+            return found
 
         synchronise(variables, exchange, left)
+
+
+def functions_being_traced() -> list[tf.Graph]:
+    """The graphs of the functions that are being traced, the innermost one first."""
+    graph: Any = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    graphs = []
+    # Branches and loops are graphs, too; around all is TensorFlow's for code that runs eagerly.
+    while hasattr(graph, "outer_graph"):
+        if type(graph).__name__ == "FuncGraph":
+            graphs.append(graph)
+        graph = graph.outer_graph
+    return graphs
+
+
+def _computed_with_others(name: str) -> str:
+    return (
+        "Weights must be equal on all workers before a step computes with them what it keeps. "
+        f"Received: {name}, which steps have changed before one that reduces. Call "
+        "`strategy.run(lambda: None)` on all workers, outside of a `tf.function`, when the model "
+        "is built and before its loop; or build it with one seed everywhere."
+    )
 
 
 def _unique(owned: Iterable[Any]) -> list[tf.Variable]:

@@ -43,7 +43,7 @@ from tf_hips.ps.client.welcome import Welcome
 from tf_hips.ps.rules import UpdateRule
 from tf_hips.strategies import hooks
 from tf_hips.strategies.base import Extended, Strategy, device
-from tf_hips.strategies.beginning import STEP, Beginning
+from tf_hips.strategies.beginning import STEP, Beginning, functions_being_traced
 from tf_hips.strategies.failures import Failures
 from tf_hips.strategies.fitting import Fitting
 from tf_hips.strategies.gradients import (
@@ -61,8 +61,6 @@ from tf_hips.strategies.state import StrategyState
 from tf_hips.strategies.turns import Turns
 from tf_hips.strategies.without_server import WithoutServer
 
-# Steps of Keras that only read weights: they must not wait for ranks that do not evaluate.
-_INFERENCE_STEPS = ("test_step", "one_step_on_data")
 _NOT_CONVERTED = {"do_not_convert": True}  # the mark that AutoGraph looks for
 
 
@@ -286,7 +284,7 @@ class PartyStrategy(WithoutServer, Strategy, Party):
         """
         owner = getattr(fn, "__self__", None)
         model = owner if isinstance(owner, keras.Model) else None
-        if getattr(fn, "__name__", "") in _INFERENCE_STEPS:
+        if hooks.only_reads(fn, model):
             return super().run(fn, args, kwargs, options)
         outer = self._model, self._is_running
         self._model, self._is_running = model, True
@@ -301,7 +299,7 @@ class PartyStrategy(WithoutServer, Strategy, Party):
             else:
                 if model is not None:
                     self.beginning.of_model(model)
-                else:
+                elif not hooks.is_local():  # there one worker may evaluate alone
                     self.beginning.of_loop(STEP)
                     for optimizer in self._optimizers:
                         self._check_optimizer(optimizer)
@@ -406,7 +404,7 @@ class PartyStrategy(WithoutServer, Strategy, Party):
     ) -> list[tf.Tensor]:
         self._num_reductions += 1
         key = tuple(variable._unique_id for variable in variables)
-        is_computed = tf.executing_eagerly()
+        is_computed, graphs = tf.executing_eagerly(), functions_being_traced()
         with tf.init_scope():
             if not tf.executing_eagerly():
                 raise ProtocolError(
@@ -424,7 +422,9 @@ class PartyStrategy(WithoutServer, Strategy, Party):
                 if optimizer not in self._optimizers:  # an id would be used again
                     self._optimizers[optimizer] = next(self._numbers)
                 occasion = (key, self._optimizers[optimizer])
-                self.beginning.of_loop(occasion, variables, optimizer, is_computed=is_computed)
+                self.beginning.of_loop(
+                    occasion, variables, optimizer, graphs=graphs, is_computed=is_computed
+                )
             if key not in self._sums:
                 with self._state.new_list(variables):
                     made = self._make_sum(values, variables)
