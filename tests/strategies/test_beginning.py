@@ -406,3 +406,22 @@ def test_methods_of_a_model_begin_as_functions_do(meetings):
     meetings.has_equal_weights = True
     apply()
     np.testing.assert_allclose(model.kernel, np.full(3, THEIRS - _RATE * THEIRS))
+
+
+def test_reductions_that_xla_would_compile_are_refused():
+    strategy = tf_hips.CompressedRing()
+    with strategy.scope():
+        weight, optimizer = tf.Variable(np.zeros(2, "float32")), keras.optimizers.SGD(1.0)
+
+    @tf.function(jit_compile=True)
+    def gradient(x):
+        return tf.nest.map_structure(tf.ones_like, x)
+
+    def step(x):
+        optimizer.apply([gradient(x)], [weight])
+
+    whole = tf.function(lambda x: strategy.run(step, (x,)), jit_compile=True)
+    with pytest.raises(ValueError, match=r"`jit_compile` must be False around what reduces"):
+        whole(tf.ones(2))
+    tf.function(lambda x: strategy.run(step, (x,)))(tf.ones(2))  # as the message says
+    np.testing.assert_array_equal(weight, [-1, -1])

@@ -176,9 +176,9 @@ class Beginning:
         if primitives.size() == 1 and self.first_sync is None:
             return
         for variable in _unique(trained):
-            reference, graph = self._born.get(id(variable), (None, None))
-            is_known = reference is not None and reference() is variable and graph is not None
-            if is_ready(variable) or (is_known and any(graph() is one for one in graphs)):
+            born = self._born.get(id(variable))
+            graph = born[1]() if born is not None and born[0]() is variable else None
+            if is_ready(variable) or (graph is not None and any(graph is one for one in graphs)):
                 continue
             raise ProtocolError(
                 "Weights must have their values before a step computes gradients with them. "

@@ -42,7 +42,7 @@ from tf_hips.ps.client.shards import Connection
 from tf_hips.ps.client.welcome import Welcome
 from tf_hips.ps.rules import UpdateRule
 from tf_hips.strategies import hooks
-from tf_hips.strategies.base import Extended, Strategy, device
+from tf_hips.strategies.base import Extended, Strategy, check_not_compiled, device
 from tf_hips.strategies.beginning import STEP, Beginning, functions_being_traced
 from tf_hips.strategies.failures import Failures
 from tf_hips.strategies.fitting import Fitting
@@ -382,6 +382,7 @@ class PartyStrategy(WithoutServer, Strategy, Party):
             ]
 
     def _begin_at_reduction(self) -> None:
+        check_not_compiled()
         # An eager step has begun already, and may have written since.
         if self._is_running and self._model is None and not tf.executing_eagerly():
             with tf.init_scope():
@@ -402,6 +403,7 @@ class PartyStrategy(WithoutServer, Strategy, Party):
     def _reduce_gradients(
         self, values: Sequence[Any], variables: Sequence[tf.Variable], optimizer: Any
     ) -> list[tf.Tensor]:
+        check_not_compiled()
         self._num_reductions += 1
         key = tuple(variable._unique_id for variable in variables)
         is_computed, graphs = tf.executing_eagerly(), functions_being_traced()
