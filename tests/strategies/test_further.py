@@ -178,3 +178,54 @@ def test_rules_that_make_more_than_sums_have_one_list(rule, told, reason):
         assert reason in found
     strategy.loan = object()
     assert "a loop" in further.why_not(strategy)
+
+
+class _Killed(Exception):
+    """Ends a process, as far as the test has several."""
+
+
+def test_who_comes_back_does_the_gathers_since_its_backup_again(tmp_path):
+    import keras
+
+    import tf_hips
+    from tests.strategies.features.ours import Pair
+    from tests.strategies.test_come_back_wrongly import come
+    from tests.strategies.test_hierarchical_ps import serving
+
+    rows = np.random.default_rng(4).normal(size=(2, 32, 6)).astype(np.float32)
+
+    class Kill(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 4:
+                raise _Killed
+
+    def fit(strategy, *more):
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            model = Pair()
+            model.compile(*(keras.optimizers.Adam(0.01) for _ in range(2)))
+            model.run_eagerly = True
+        backup = tf_hips.callbacks.BackupAndRestore(tmp_path / "backup", save_freq=3)
+        data = tf_hips.shard((rows[0], rows[1][:, :3]), 4)
+        model.fit(data, epochs=2, verbose=0, callbacks=[backup, *more])
+        # Two steps of each network in a batch, so each list has two steps.
+        assert [int(one.step) for one in strategy._sums.values()] == [32, 32]
+        return [value.tobytes() for value in model.get_weights()]
+
+    results = []
+    for is_killed in (False, True):
+        with serving("run", parties=("a",)) as server:
+            if is_killed:
+                first = come(server)
+                first.config = dataclasses.replace(first.config, comes_back=True)
+                with pytest.raises(_Killed):
+                    fit(first, Kill())
+                gathers = first._num_gathers
+                first.client.close()
+            strategy = come(server)
+            assert strategy.welcome.is_back == is_killed
+            results.append(fit(strategy))
+            if is_killed:
+                assert strategy._num_gathers > gathers > 8
+            strategy.close()
+    assert results[0] == results[1]
