@@ -31,6 +31,7 @@ from tf_hips.ps.client.welcome import Welcome
 from tf_hips.strategies import lying
 from tf_hips.strategies.gradients import Gradient, Summing
 from tf_hips.strategies.replicas import FirstSync
+from tf_hips.strategies.rules import unlike
 from tf_hips.strategies.uplink import SlowTier, Uplink, make_tier
 
 if TYPE_CHECKING:
@@ -56,6 +57,41 @@ def why_not(strategy: "HierarchicalPS") -> str | None:
             f"in the local steps of a loop (FedAvg). Here the rule is {rule}{guard}"
         )
     return None
+
+
+def check(strategy: "HierarchicalPS", variables: Sequence[tf.Variable]) -> None:
+    """Looks at a list of gradients behind the first one; says how it is summed.
+
+    Args:
+        strategy: of a party with a server.
+        variables: whose gradients these are.
+
+    Raises:
+        ValueError: the run has one list only.
+    """
+    moved = {one._unique_id for made in strategy._statistics.values() for one in made.variables}
+    trained = [one for one in variables if one._unique_id not in moved]
+    first = {
+        one: gradient.name
+        for key, made in list(strategy._sums.items())[:1]
+        for one, gradient in zip(key, made.gradients, strict=True)
+        if one not in moved
+    }
+    reason = why_not(strategy)
+    if reason is not None:
+        raise ValueError(
+            f"This run trains one model with one optimizer: {reason}. "
+            f"Received: {unlike(first, trained)}"
+        )
+    if primitives.rank() != 0:
+        return
+    how = "come down as packets of all parties, and do not go in rounds, as those of the first step"
+    if any(one._unique_id in first for one in trained):
+        log.warning("These %s: %s", how, unlike(first, trained))
+    else:
+        more = f" and {len(trained) - 1} more" if len(trained) > 1 else ""
+        name = trained[0].name.removesuffix(":0") if trained else "nothing"
+        log.info("Gradients of `%s`%s %s.", name, more, how)
 
 
 def summing(strategy: "HierarchicalPS", gradients: Sequence[Gradient], label: str) -> Summing:
@@ -87,14 +123,6 @@ def summing(strategy: "HierarchicalPS", gradients: Sequence[Gradient], label: st
         label,
         strategy.make_variable,
     )
-    if primitives.rank() == 0:
-        log.info(
-            "Gradients of `%s`%s are not those of this run's first step: they are summed by "
-            "gathers, and the packets of all %d parties come down for them.",
-            gradients[0].name if gradients else "nothing",
-            f" and {len(gradients) - 1} more" if len(gradients) > 1 else "",
-            len(welcome.parties),
-        )
     return Summing(reducer, only_float32=True)
 
 

@@ -73,7 +73,6 @@ from tf_hips.strategies.rules import (
     chosen_local,
     chosen_rule,
     rule_of_both,
-    unlike,
     weight_of,
 )
 from tf_hips.strategies.statistics import Statistics, factor_for, moving_statistics
@@ -358,22 +357,10 @@ class HierarchicalPS(ConnectedStrategy):
         return super()._sparse_gradients(values, gradients)
 
     def _check_new_sum(self, variables: Sequence[tf.Variable]) -> None:
-        is_further = self._counts_rounds() and self._num_sums > 0
-        reason = further.why_not(self) if is_further else None
-        self._is_further = is_further and reason is None
-        if reason is not None:
-            moved = {one._unique_id for made in self._statistics.values() for one in made.variables}
-            trained = [one for one in variables if one._unique_id not in moved]
-            first = {
-                one: gradient.name
-                for key, made in list(self._sums.items())[:1]
-                for one, gradient in zip(key, made.gradients, strict=True)
-                if one not in moved
-            }
-            raise ValueError(
-                f"This run trains one model with one optimizer: {reason}. "
-                f"Received: {unlike(first, trained)}"
-            )
+        self._is_further = False
+        if self._counts_rounds() and self._num_sums > 0:
+            further.check(self, variables)
+            self._is_further = True
 
     def _note_failure(self, error: BaseException) -> None:
         client = None if self._is_closed or self.config.comes_back else self.client
