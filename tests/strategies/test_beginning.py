@@ -261,7 +261,7 @@ def test_what_steps_have_changed_before_the_parties_meet():
     np.testing.assert_array_equal(lazy.get_weights()[0], np.full((3, 2), THEIRS - 1.0))
     with strategy.scope():
         late = keras.optimizers.SGD(1.0)
-    with pytest.raises(tf_hips.errors.ProtocolError, match="came later"):  # not equal over parties
+    with pytest.raises(tf_hips.errors.ProtocolError, match=r"as it was made.*had changed before"):
         tf.function(lambda: strategy.run(lambda: late.apply([0.5], [mean])))()
 
 
@@ -317,6 +317,35 @@ def test_what_came_later_is_made_equal_where_parties_keep_step(is_in_graph):
     strategy.beginning.next_sync = lambda: None  # as of parties that do not wait for each other
     with pytest.raises(tf_hips.errors.ProtocolError, match=r"one model.*came later"):
         train()
+
+
+def test_what_steps_had_changed_in_one_party_decides_on_no_meeting():
+    sent, later = [], []
+    strategy = _with_parties(sent)
+
+    def next_sync(values):
+        later.append([value.shape for value in values if value.ndim])
+        return values
+
+    strategy.beginning.next_sync = lambda: next_sync
+
+    def make():
+        with strategy.scope():
+            return tf.Variable(np.full(2, THEIRS, "float32")), keras.optimizers.SGD(1.0)
+
+    with strategy.scope():
+        gathered = tf.Variable(np.zeros(3, "float32"))  # trainable, as no one says otherwise
+    weight, optimizer = make()
+    tf.function(lambda: strategy.run(lambda: gathered.assign_add([1, 1, 1])))()
+    for number in range(3):
+        for _ in range(2):
+            strategy.run(lambda: optimizer.apply([tf.ones(2)], [weight]))  # noqa: B023 - at once
+        np.testing.assert_array_equal(weight, [THEIRS - 2] * 2)
+        assert (len(sent), later) == (1, [[(2,)]] * number)
+        weight, optimizer = make()
+    np.testing.assert_array_equal(gathered, [1, 1, 1])
+    with pytest.raises(tf_hips.errors.ProtocolError, match="as it was made"):
+        strategy.run(lambda: optimizer.apply([tf.ones(3)], [gathered]))
 
 
 def test_weights_made_from_what_a_worker_feeds_are_refused():

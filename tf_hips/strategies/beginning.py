@@ -37,6 +37,7 @@ from tf_hips.callbacks.optimizers import optimizers_of
 from tf_hips.comm import primitives
 from tf_hips.errors import ProtocolError
 from tf_hips.strategies.adapted import Adapted, adapted, as_bytes, check_bytes, check_equal
+from tf_hips.strategies.born import Born
 from tf_hips.strategies.changes import Changes, digest_of, is_ready
 from tf_hips.strategies.replicas import FirstSync, check_equal_shapes, synchronise, value_of
 
@@ -56,10 +57,13 @@ class Beginning:
         self._equal: dict[int, weakref.ref[tf.Variable]] = {}
         # Made equal, or left to each worker because steps had changed it.
         self._settled: dict[int, weakref.ref[tf.Variable]] = {}
+        # Those over which parties have met, and of them those that were made equal. The first ones
+        # are the same in all parties; what steps had changed by then may be others in each.
+        self._met: dict[int, weakref.ref[tf.Variable]] = {}
         self._shared: dict[int, weakref.ref[tf.Variable]] = {}
         self._has_met = False
         self._refused: str | None = None
-        self._born: dict[int, tuple[weakref.ref[tf.Variable], weakref.ref[tf.Graph]]] = {}
+        self._born = Born()
         self._occasions: set[Hashable] = set()
         self._num_trainable = 0
         self._changes = Changes()
@@ -74,9 +78,7 @@ class Beginning:
         self._known.pop(id(variable), None)  # of one that is gone: the order is that of creation
         _add(self._known, [variable])
         self._num_trainable += bool(variable.trainable)
-        self._born.pop(id(variable), None)
-        for graph in functions_being_traced()[:1]:
-            self._born[id(variable)] = weakref.ref(variable), weakref.ref(graph)
+        self._born.add(variable)
         self._changes.add(variable, in_step=in_step)
 
     def record_local(self, variable: tf.Variable, *, in_step: bool) -> None:
@@ -162,30 +164,11 @@ class Beginning:
         if occasion in self._occasions:
             return
         if not _are_ready(trained):
-            self._check_born(trained or [], graphs)
+            if primitives.size() > 1 or self.first_sync is not None:
+                self._born.check(_unique(trained or []), graphs)
             return
         self._meet_in_loop(trained, optimizer, is_step=is_step, is_computed=is_computed)
         self._occasions.add(occasion)  # not where they differ: they may be mended, and try again
-
-    def _check_born(self, trained: Sequence[tf.Variable], graphs: Sequence[tf.Graph]) -> None:
-        """Raises where weights without values are trained in another trace than that made them.
-
-        A `tf.function` that makes variables is traced twice, and gives them their values between;
-        or, where they depend on what comes in, as it runs.
-        """
-        if primitives.size() == 1 and self.first_sync is None:
-            return
-        for variable in _unique(trained):
-            born = self._born.get(id(variable))
-            graph = born[1]() if born is not None and born[0]() is variable else None
-            if is_ready(variable) or (graph is not None and any(graph is one for one in graphs)):
-                continue
-            raise ProtocolError(
-                "Weights must have their values before a step computes gradients with them. "
-                f"Received: {variable.name}, made inside of a `tf.function` from what comes into "
-                "it, which is another value on other workers. Build the model before the loop, or "
-                "make the variable's first value from what is no input of the step."
-            )
 
     def _meet_in_loop(
         self,
@@ -203,7 +186,8 @@ class Beginning:
             # It is going to compute gradients with some of these; a lazy model has none yet.
             maybe = [one for one in alive if one.trainable and one.dtype.is_floating]
             trained = _unique(one for one in maybe if is_ready(one)) or None
-        is_late = not self._are_shared(certainly) and self._meeting() is not None
+        self._check_shared(certainly)
+        is_late = not self._have_met(certainly) and self._meeting() is not None
         if is_computed and (is_late or not self.is_equal(certainly)):
             self._check_computed(certainly)
         optimizers = [] if optimizer is None else [optimizer]
@@ -214,6 +198,15 @@ class Beginning:
             variables, trained, optimizers, advice=_ADVICE, is_collective=True, certainly=certainly
         )
 
+    def _check_shared(self, trained: Sequence[tf.Variable]) -> None:
+        """Raises if something is trained that was left to each worker when the parties met."""
+        for one in trained:
+            if _holds(self._met, one) and not _holds(self._shared, one):
+                raise ProtocolError(
+                    "What is trained must be as it was made, or trained, when the parties are made "
+                    f"equal. Received: {one.name}, which steps had changed before"
+                )
+
     def _check_computed(self, trained: Sequence[tf.Variable]) -> None:
         """Raises if gradients that exist already were computed with weights that differ."""
         own = hashlib.sha256(b"".join(value_of(one).tobytes() for one in trained)).hexdigest()
@@ -221,9 +214,10 @@ class Beginning:
         if len(set(digests)) > 1 or self.first_sync is not None:
             raise ProtocolError(
                 "Weights must exist before the first eager step computes gradients with them. "
-                f"Received: {trained[0].name} and others, made inside of the step, which other "
-                "workers may begin with other values. Build the model before the loop "
-                "(`model.build(shape)`), or put the step into a `tf.function`."
+                f"Received: {trained[0].name} and others, made inside of the step (or it is the "
+                "first one, in `tf_hips.local()`), which other workers may begin with other "
+                "values. Build the model before the loop (`model.build(shape)`), or put the step "
+                "into a `tf.function`."
             )
 
     def _make_equal(
@@ -237,14 +231,16 @@ class Beginning:
         model: keras.Model | None = None,
         certainly: Sequence[tf.Variable] | None = None,
     ) -> None:
-        exempt = {id(one) for one in (trained if certainly is None else certainly) or []}
-        meets = trained is not None and not self._are_shared(trained)
+        certainly = (trained if certainly is None else certainly) or []
+        exempt = {id(one) for one in certainly}
+        meets = trained is not None and not self._have_met(trained)
         if meets and self._meeting() is None:
-            name = next(one.name for one in trained or [] if not _holds(self._shared, one))
+            name = next(one.name for one in trained or [] if not _holds(self._met, one))
             raise ProtocolError(
                 "This run trains one model with one optimizer, all of which was there when the "
                 f"parties were made equal. Received: {name}, which came later"
             )
+        self._check_shared(certainly)
         chosen = variables
         if not meets or self._has_met:
             wanted = {id(one) for one in trained or []} if meets else set()
@@ -264,6 +260,7 @@ class Beginning:
         if meets:
             self._meet(chosen, optimizers, learned, left, suspects)
             self._has_met = True
+            _add(self._met, chosen)
             _add(self._shared, [one for place, one in enumerate(chosen) if place not in left])
         else:
             synchronise(chosen, left=left)
@@ -335,17 +332,17 @@ class Beginning:
             return self.first_sync
         return None if self.next_sync is None else self.next_sync()
 
-    def _are_shared(self, trained: Sequence[tf.Variable]) -> bool:
-        """Whether all of `trained` were made equal over parties, or there are none."""
+    def _have_met(self, trained: Sequence[tf.Variable]) -> bool:
+        """Whether parties have met over all of `trained`, or there are none; alike in each."""
         return self.first_sync is None or (
-            self._has_met and all(_holds(self._shared, one) for one in trained)
+            self._has_met and all(_holds(self._met, one) for one in trained)
         )
 
     def _is_due(
         self, variable: tf.Variable, wanted: Collection[int], exempt: Collection[int]
     ) -> bool:
         """Whether a variable is to be made equal: over parties if it is `wanted` there."""
-        if id(variable) in wanted and not _holds(self._shared, variable):
+        if id(variable) in wanted and not _holds(self._met, variable):
             return True
         return not _holds(self._equal if id(variable) in exempt else self._settled, variable)
 
@@ -395,31 +392,17 @@ class Beginning:
                 np.broadcast_to(one, value.shape) if short else one
                 for one, value, short in zip(synced, values, is_short, strict=True)
             ]
-            differ = any(
+            rows = zip(variables, found, values, strict=True)
+            if suspects and any(
                 variable.dtype.is_floating and one.tobytes() != value.tobytes()
-                for place, (variable, one, value) in enumerate(
-                    zip(variables, found, values, strict=True)
-                )
+                for place, (variable, one, value) in enumerate(rows)
                 if place not in left
-            )
-            if suspects and differ:
+            ):
                 self._refused = _computed_with_others(variables[suspects[0]].name)
                 raise ProtocolError(self._refused)
             return found
 
         synchronise(variables, exchange, left)
-
-
-def functions_being_traced() -> list[tf.Graph]:
-    """The graphs of the functions that are being traced, the innermost one first."""
-    graph: Any = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-    graphs = []
-    # Branches and loops are graphs, too; around all is TensorFlow's for code that runs eagerly.
-    while hasattr(graph, "outer_graph"):
-        if type(graph).__name__ == "FuncGraph":
-            graphs.append(graph)
-        graph = graph.outer_graph
-    return graphs
 
 
 def _computed_with_others(name: str) -> str:

@@ -43,7 +43,8 @@ from tf_hips.ps.client.welcome import Welcome
 from tf_hips.ps.rules import UpdateRule
 from tf_hips.strategies import hooks
 from tf_hips.strategies.base import Extended, Strategy, check_not_compiled, device
-from tf_hips.strategies.beginning import STEP, Beginning, functions_being_traced
+from tf_hips.strategies.beginning import STEP, Beginning
+from tf_hips.strategies.born import functions_being_traced
 from tf_hips.strategies.failures import Failures
 from tf_hips.strategies.fitting import Fitting
 from tf_hips.strategies.gradients import (
