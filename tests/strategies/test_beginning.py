@@ -38,9 +38,9 @@ class Meetings:
             return [value, value if self.has_common_steps else []]
         if what != "what steps have computed, and with what":
             return self._gather(value, what)
-        weights, computed = value
+        weights, computed, used = value
         theirs = weights if self.has_equal_weights else ["other"] * len(weights)
-        return [(theirs, ["other"] * len(computed)), value]
+        return [(theirs, ["other"] * len(computed), used), value]
 
     def _compare(self, variables, advice=""):
         self.shapes.append([tuple(one.shape) for one in variables])
@@ -346,6 +346,72 @@ def test_what_steps_had_changed_in_one_party_decides_on_no_meeting():
     np.testing.assert_array_equal(gathered, [1, 1, 1])
     with pytest.raises(tf_hips.errors.ProtocolError, match="as it was made"):
         strategy.run(lambda: optimizer.apply([tf.ones(3)], [gathered]))
+
+
+def _weight(strategy, optimizer=keras.optimizers.SGD):
+    """A weight, and a function that trains it and computes in a graph."""
+    with strategy.scope():
+        weight, optimizer = tf.Variable(np.zeros(2, "float32")), optimizer(1.0)
+    return weight, tf.function(
+        lambda: strategy.run(lambda: optimizer.apply([tf.ones(2)], [weight])), autograph=False
+    )
+
+
+@pytest.mark.parametrize("is_used", [False, True])
+def test_a_new_model_is_not_to_blame_for_what_steps_kept_before_they_used_it(meetings, is_used):
+    strategy = tf_hips.CompressedRing()
+    first, train = _weight(strategy)
+    train()
+    with strategy.scope():
+        kept = tf.Variable(np.zeros(2, "float32"))
+    second, train = _weight(strategy)
+    weight = second if is_used else first
+    keep = tf.function(lambda: strategy.run(lambda: kept.assign_add(weight + 1.0)), autograph=False)
+    if not is_used:
+        del second
+        keep()
+        keep()
+        second, train = _weight(strategy)
+    else:
+        keep()
+    meetings.has_equal_weights = False
+    if is_used:
+        with pytest.raises(tf_hips.errors.ProtocolError, match="must be equal on all"):
+            train()
+        return
+    train()
+    np.testing.assert_array_equal(second, [THEIRS - 1] * 2)
+    np.testing.assert_array_equal(kept, [2 * THEIRS] * 2)
+
+
+@pytest.mark.parametrize("is_equal", [True, False])
+def test_slots_that_a_function_makes_are_compared_and_made_equal_where_they_differ(
+    meetings, monkeypatch, is_equal
+):
+    strategy = tf_hips.CompressedRing()
+    gather = beginning.primitives.gather_objects
+
+    def gather_two(value, what="values"):
+        everyone = gather(value, what)
+        return [everyone[0] if is_equal else ["other"], *everyone] if what == "slots" else everyone
+
+    monkeypatch.setattr(beginning.primitives, "gather_objects", gather_two)
+    made = []
+
+    def optimizer(rate):
+        made.append(keras.optimizers.SGD(rate, momentum=0.5))
+        return made[0]
+
+    weight, train = _weight(strategy, optimizer)
+    train()
+    [momentum] = [one.value for one in made[0].variables if len(one.shape)]
+    assert meetings.shapes == [[(2,), (), ()], [(2,)]]
+    velocity = (0.0 if is_equal else THEIRS) * 0.5 - 1.0
+    np.testing.assert_allclose(momentum, [velocity] * 2)
+    np.testing.assert_allclose(weight, [THEIRS + velocity] * 2)
+    assert strategy.beginning.is_equal(made[0].variables)
+    train()
+    assert len(meetings.shapes) == 2
 
 
 def test_weights_made_from_what_a_worker_feeds_are_refused():

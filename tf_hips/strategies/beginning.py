@@ -65,6 +65,7 @@ class Beginning:
         self._refused: str | None = None
         self._born = Born()
         self._occasions: set[Hashable] = set()
+        self._awaiting_slots: set[Hashable] = set()
         self._num_trainable = 0
         self._changes = Changes()
 
@@ -162,6 +163,7 @@ class Beginning:
         if is_step:
             occasion = (occasion, self._num_trainable)  # again when there is another model
         if occasion in self._occasions:
+            self._take_slots(occasion, optimizer)
             return
         if not _are_ready(trained):
             if primitives.size() > 1 or self.first_sync is not None:
@@ -169,6 +171,26 @@ class Beginning:
             return
         self._meet_in_loop(trained, optimizer, is_step=is_step, is_computed=is_computed)
         self._occasions.add(occasion)  # not where they differ: they may be mended, and try again
+        if optimizer is not None and not _are_ready(_unique(optimizer.variables)):
+            self._awaiting_slots.add(occasion)
+
+    def _take_slots(self, occasion: Hashable, optimizer: Any) -> None:
+        """Slots that a `tf.function` has made have their values when it is traced once more.
+
+        They begin equal, nearly all: so they are compared, and travel where they differ.
+        """
+        if occasion not in self._awaiting_slots or not _are_ready(_unique(optimizer.variables)):
+            return
+        self._awaiting_slots.remove(occasion)
+        slots = [one for one in _unique(optimizer.variables) if not _holds(self._settled, one)]
+        check_equal_shapes(slots)
+        everyone = primitives.gather_objects([digest_of(one) for one in slots], "slots")
+        if any(one != everyone[0] for one in everyone):
+            synchronise(slots)
+        _add(self._equal, slots)
+        _add(self._settled, slots)
+        for slot in slots:
+            self._changes.forget(slot)
 
     def _meet_in_loop(
         self,
@@ -195,7 +217,13 @@ class Beginning:
         owned = [*(trained or []), *slots, *alive]
         variables = [variable for variable in _unique(owned) if is_ready(variable)]
         self._make_equal(
-            variables, trained, optimizers, advice=_ADVICE, is_collective=True, certainly=certainly
+            variables,
+            trained,
+            optimizers,
+            advice=_ADVICE,
+            is_collective=True,
+            is_computed=is_computed,
+            certainly=certainly,
         )
 
     def _check_shared(self, trained: Sequence[tf.Variable]) -> None:
@@ -228,6 +256,7 @@ class Beginning:
         *,
         advice: str,
         is_collective: bool,
+        is_computed: bool = True,
         model: keras.Model | None = None,
         certainly: Sequence[tf.Variable] | None = None,
     ) -> None:
@@ -256,9 +285,9 @@ class Beginning:
             check_equal([(f"rank {rank}", one) for rank, one in enumerate(everyone)])
         left = self._changed(chosen, exempt) if chosen else set()
         suspects = self._suspects(chosen, left, exempt)
-        self._check_left(chosen, left, suspects)
+        used = self._check_left(chosen, left, suspects, is_computed=is_computed)
         if meets:
-            self._meet(chosen, optimizers, learned, left, suspects)
+            self._meet(chosen, optimizers, learned, left, suspects, used)
             self._has_met = True
             _add(self._met, chosen)
             _add(self._shared, [one for place, one in enumerate(chosen) if place not in left])
@@ -299,23 +328,42 @@ class Beginning:
         ]
 
     def _check_left(
-        self, variables: Sequence[tf.Variable], left: Collection[int], suspects: Sequence[int]
-    ) -> None:
-        """Raises if ranks have computed `suspects`, which differ, with weights that differed."""
+        self,
+        variables: Sequence[tf.Variable],
+        left: Collection[int],
+        suspects: Sequence[int],
+        *,
+        is_computed: bool,
+    ) -> set[int]:
+        """Raises if ranks have computed `suspects`, which differ, with weights that differed.
+
+        Weights that no step of a rank could use yet are no reason: a model that was made behind
+        another one's steps has not to do with what these keep.
+
+        Returns:
+            Places of the weights that steps could use, on any rank.
+        """
         if not suspects:
-            return
+            return set()
         digests = {
             place: digest_of(one) for place, one in enumerate(variables) if one.dtype.is_floating
         }
-        weights = [digest for place, digest in digests.items() if place not in left]
-        own = weights, [digests[place] for place in suspects]
+        weights = [place for place in digests if place not in left]
+        used = [is_computed or not self._changes.is_unused(variables[place]) for place in weights]
+        own = [digests[place] for place in weights], [digests[place] for place in suspects], used
         everyone = primitives.gather_objects(own, "what steps have computed, and with what")
-        if all(one[0] == weights for one in everyone):
-            return
+        first = everyone[0][0]
+        is_bad = any(
+            is_used and mine != theirs
+            for told, _, flags in everyone
+            for mine, theirs, is_used in zip(told, first, flags, strict=True)
+        )
         values = zip(*(one[1] for one in everyone), strict=True)
         for place, told in zip(suspects, values, strict=True):
-            if len(set(told)) > 1:
+            if is_bad and len(set(told)) > 1:
                 raise ProtocolError(_computed_with_others(variables[place].name))
+        flags = zip(*(one[2] for one in everyone), strict=True)
+        return {place for place, told in zip(weights, flags, strict=True) if any(told)}
 
     def _forget(self, variables: Sequence[tf.Variable], left: Collection[int]) -> None:
         """What has been made equal needs no look any more, unless parties are to meet yet."""
@@ -356,12 +404,14 @@ class Beginning:
         learned: Adapted,
         left: Collection[int],
         suspects: Sequence[int],
+        used: Collection[int],
     ) -> None:
         """Makes `variables` equal over the parties, on all ranks.
 
         What layers have `learned` travels behind them, to be compared. What is `left` to each
         worker travels, too: parties need not have changed the same. Where steps have computed
-        `suspects` of it with other weights than those that come, that is an error.
+        `suspects` of it with others of the weights that they `used` than those that come, that is
+        an error.
         """
         slots: set[int] = set()
         for optimizer in optimizers:
@@ -392,12 +442,7 @@ class Beginning:
                 np.broadcast_to(one, value.shape) if short else one
                 for one, value, short in zip(synced, values, is_short, strict=True)
             ]
-            rows = zip(variables, found, values, strict=True)
-            if suspects and any(
-                variable.dtype.is_floating and one.tobytes() != value.tobytes()
-                for place, (variable, one, value) in enumerate(rows)
-                if place not in left
-            ):
+            if any(found[place].tobytes() != values[place].tobytes() for place in used):
                 self._refused = _computed_with_others(variables[suspects[0]].name)
                 raise ProtocolError(self._refused)
             return found
