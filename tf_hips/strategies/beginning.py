@@ -39,6 +39,7 @@ from tf_hips.errors import ProtocolError
 from tf_hips.strategies.adapted import Adapted, adapted, as_bytes, check_bytes, check_equal
 from tf_hips.strategies.born import Born
 from tf_hips.strategies.changes import Changes, digest_of, is_ready
+from tf_hips.strategies.kept import check_kept, computed_with_others, suspected
 from tf_hips.strategies.replicas import FirstSync, check_equal_shapes, synchronise, value_of
 
 STEP = "a step"
@@ -284,8 +285,10 @@ class Beginning:
             everyone = primitives.gather_objects(learned, "what layers have learned")
             check_equal([(f"rank {rank}", one) for rank, one in enumerate(everyone)])
         left = self._changed(chosen, exempt) if chosen else set()
-        suspects = self._suspects(chosen, left, exempt)
-        used = self._check_left(chosen, left, suspects, is_computed=is_computed)
+        suspects = suspected(chosen, left, exempt)
+        used = check_kept(
+            chosen, left, suspects, lambda one: is_computed or not self._changes.is_unused(one)
+        )
         if meets:
             self._meet(chosen, optimizers, learned, left, suspects, used)
             self._has_met = True
@@ -311,59 +314,6 @@ class Beginning:
         if len(everyone) > 1 and not any(everyone[1:]):
             return set()
         return {place for places in everyone for place in places}
-
-    def _suspects(
-        self, variables: Sequence[tf.Variable], left: Collection[int], exempt: Collection[int]
-    ) -> list[int]:
-        """Places of what steps may have computed with weights, among what is `left`.
-
-        What cannot be gradients is not: integers, and single numbers (sums of losses, say) unless a
-        weight is one.
-        """
-        has_numbers = any(id(one) in exempt and not one.shape.rank for one in variables)
-        return [
-            place
-            for place, one in enumerate(variables)
-            if place in left and one.dtype.is_floating and (has_numbers or one.shape.rank)
-        ]
-
-    def _check_left(
-        self,
-        variables: Sequence[tf.Variable],
-        left: Collection[int],
-        suspects: Sequence[int],
-        *,
-        is_computed: bool,
-    ) -> set[int]:
-        """Raises if ranks have computed `suspects`, which differ, with weights that differed.
-
-        Weights that no step of a rank could use yet are no reason: a model that was made behind
-        another one's steps has not to do with what these keep.
-
-        Returns:
-            Places of the weights that steps could use, on any rank.
-        """
-        if not suspects:
-            return set()
-        digests = {
-            place: digest_of(one) for place, one in enumerate(variables) if one.dtype.is_floating
-        }
-        weights = [place for place in digests if place not in left]
-        used = [is_computed or not self._changes.is_unused(variables[place]) for place in weights]
-        own = [digests[place] for place in weights], [digests[place] for place in suspects], used
-        everyone = primitives.gather_objects(own, "what steps have computed, and with what")
-        first = everyone[0][0]
-        is_bad = any(
-            is_used and mine != theirs
-            for told, _, flags in everyone
-            for mine, theirs, is_used in zip(told, first, flags, strict=True)
-        )
-        values = zip(*(one[1] for one in everyone), strict=True)
-        for place, told in zip(suspects, values, strict=True):
-            if is_bad and len(set(told)) > 1:
-                raise ProtocolError(_computed_with_others(variables[place].name))
-        flags = zip(*(one[2] for one in everyone), strict=True)
-        return {place for place, told in zip(weights, flags, strict=True) if any(told)}
 
     def _forget(self, variables: Sequence[tf.Variable], left: Collection[int]) -> None:
         """What has been made equal needs no look any more, unless parties are to meet yet."""
@@ -443,20 +393,11 @@ class Beginning:
                 for one, value, short in zip(synced, values, is_short, strict=True)
             ]
             if any(found[place].tobytes() != values[place].tobytes() for place in used):
-                self._refused = _computed_with_others(variables[suspects[0]].name)
+                self._refused = computed_with_others(variables[suspects[0]].name)
                 raise ProtocolError(self._refused)
             return found
 
         synchronise(variables, exchange, left)
-
-
-def _computed_with_others(name: str) -> str:
-    return (
-        "Weights must be equal on all workers before a step computes with them what it keeps. "
-        f"Received: {name}, which steps have changed before one that reduces. Call "
-        "`strategy.run(lambda: None)` on all workers, outside of a `tf.function`, when the model "
-        "is built and before its loop; or build it with one seed everywhere."
-    )
 
 
 def _unique(owned: Iterable[Any]) -> list[tf.Variable]:
