@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """TensorFlow's DCGAN tutorial on small digits: two networks, two optimizers, a loop of one's own.
 
-    python examples/gan.py                                            one worker
-    tf-hips run --parties 1 --workers 2 examples/gan.py               one party, no server
-    tf-hips run --parties 2 --workers 1 examples/gan.py               two parties and a server
+    python examples/gan.py
+    tf-hips run --parties 1 --workers 2 examples/gan.py
+    tf-hips run --parties 2 --workers 1 examples/gan.py
+
+These are one worker, one party without a server, and two parties with one.
 
 What it takes beside the tutorial are the strategy, `strategy.run`, and a loss over the batches of
 all replicas, as with every strategy of `tf.distribute`. At the end it says how far the mean of what
