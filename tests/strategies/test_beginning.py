@@ -5,6 +5,8 @@ In one process, which stands for rank 1: what it is given are `THEIRS`, rank 0's
 weights begin on both where a test does not say otherwise.
 """
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -36,9 +38,9 @@ class Meetings:
             return [value, value if self.has_common_steps else []]
         if what != "what steps have computed, and with what":
             return self._gather(value, what)
-        weights, computed = value
+        weights, computed, used = value
         theirs = weights if self.has_equal_weights else ["other"] * len(weights)
-        return [(theirs, ["other"] * len(computed)), value]
+        return [(theirs, ["other"] * len(computed), used), value]
 
     def _compare(self, variables, advice=""):
         self.shapes.append([tuple(one.shape) for one in variables])
@@ -96,14 +98,26 @@ class Loop:
         for one in self.made:
             one.assign(tf.zeros_like(one))
 
-    def expected(self, gathered, batches):
-        """The accumulated gradients of `batches` at weights of `THEIRS`, on top of `gathered`."""
-        kernel, bias = np.full((3, 2), THEIRS), np.full(2, THEIRS)
+    def expected(self, gathered, batches, weight=THEIRS):
+        """The accumulated gradients of `batches` at weights of `weight`, on top of `gathered`."""
+        kernel, bias = np.full((3, 2), weight), np.full(2, weight)
         of_kernel, of_bias = (np.full(one.shape, gathered) for one in (kernel, bias))
         for x in batches:
             error = 2 * (x @ kernel + bias)
             of_kernel, of_bias = of_kernel + x.T @ error, of_bias + error.sum(0)
         return [of_kernel, of_bias]
+
+
+def _with_parties(sent, theirs=THEIRS):
+    """A strategy that meets other parties, which begin with `theirs`; `sent` notes each meeting."""
+
+    def first_sync(values):
+        sent.append(len(values))
+        return [np.full_like(value, theirs) if value.ndim else value for value in values]
+
+    strategy = tf_hips.CompressedRing()
+    strategy.beginning.first_sync = first_sync
+    return strategy
 
 
 @pytest.mark.parametrize("is_in_graph", [True, False])
@@ -216,17 +230,8 @@ def test_what_eager_steps_change_stays_and_what_they_only_use_does_not(meetings)
 
 
 def test_what_steps_have_changed_before_the_parties_meet():
-    def begin():
-        strategy = tf_hips.CompressedRing()
-        strategy.beginning.first_sync = first_sync
-        return strategy
-
     sent = []
-
-    def first_sync(values):
-        sent.append(len(values))
-        return [np.full_like(value, THEIRS) if value.ndim else value for value in values]
-
+    begin = functools.partial(_with_parties, sent)
     strategy = begin()
     with strategy.scope():
         count, other = (tf.Variable(tf.zeros(2, tf.int32), trainable=False) for _ in range(2))
@@ -256,21 +261,212 @@ def test_what_steps_have_changed_before_the_parties_meet():
     np.testing.assert_array_equal(lazy.get_weights()[0], np.full((3, 2), THEIRS - 1.0))
     with strategy.scope():
         late = keras.optimizers.SGD(1.0)
-    with pytest.raises(tf_hips.errors.ProtocolError, match="came later"):  # not equal over parties
+    with pytest.raises(tf_hips.errors.ProtocolError, match=r"as it was made.*had changed before"):
         tf.function(lambda: strategy.run(lambda: late.apply([0.5], [mean])))()
 
-    loop = Loop(begin())
+
+@pytest.mark.parametrize("theirs", [THEIRS, THEIRS + 1])
+def test_gradients_accumulated_before_the_parties_meet(theirs):
+    sent = []
+    loop = Loop(_with_parties(sent, theirs))
     loop.micro(X)
-    with pytest.raises(tf_hips.errors.ProtocolError, match="must be equal on all"):
-        loop.apply()  # other parties may have computed with other weights
-    assert len(sent) == 1
-    loop = Loop(begin())
-    loop.strategy.run(lambda: None)
-    loop.micro(X)
-    loop.apply()
-    assert len(sent) == 2
-    for one, values in zip(loop.model.get_weights(), loop.expected(THEIRS, [X]), strict=True):
-        np.testing.assert_allclose(one, THEIRS - _RATE * values, rtol=1e-5)
+    if theirs == THEIRS:  # all parties have begun with these weights
+        loop.apply()
+    else:
+        for _ in range(2):  # whoever tries again is told again, and parties meet once
+            with pytest.raises(tf_hips.errors.ProtocolError, match="must be equal on all"):
+                loop.apply()
+        assert len(sent) == 1
+        np.testing.assert_array_equal(loop.model.get_weights()[0], np.full((3, 2), THEIRS))
+        loop = Loop(_with_parties(sent, theirs))
+        loop.strategy.run(lambda: None)
+        loop.micro(X)
+        loop.apply()
+    assert len(sent) == 1 + (theirs != THEIRS)
+    gathered = 0.0 if theirs == THEIRS else theirs  # the loop that began with an empty step
+    expected = loop.expected(gathered, [X], theirs)
+    for one, values in zip(loop.model.get_weights(), expected, strict=True):
+        np.testing.assert_allclose(one, theirs - _RATE * values, rtol=1e-5)
+
+
+@pytest.mark.parametrize("is_in_graph", [True, False])
+def test_what_came_later_is_made_equal_where_parties_keep_step(is_in_graph):
+    sent, later = [], []
+    strategy = _with_parties(sent)
+    convert = tf.function if is_in_graph else lambda function: function
+
+    def next_sync(values):
+        later.append(len(values))
+        return [np.full_like(value, 2 * THEIRS) if value.ndim else value for value in values]
+
+    strategy.beginning.next_sync = lambda: next_sync
+
+    def train():
+        """What two models have become of in a step, or why not."""
+        with strategy.scope():
+            weight, optimizer = tf.Variable(np.zeros(2, "float32")), keras.optimizers.SGD(1.0)
+        step = convert(lambda: strategy.run(lambda: optimizer.apply([tf.ones(2)], [weight])))
+        step()
+        step()
+        return weight.numpy().tolist()
+
+    assert train() == [THEIRS - 2] * 2
+    assert (len(sent), later) == (1, [])
+    assert train() == [2 * THEIRS - 2] * 2  # the first model stays as it is
+    assert (len(sent), len(later)) == (1, 1)
+    strategy.beginning.next_sync = lambda: None  # as of parties that do not wait for each other
+    with pytest.raises(tf_hips.errors.ProtocolError, match=r"one model.*came later"):
+        train()
+
+
+def test_what_steps_had_changed_in_one_party_decides_on_no_meeting():
+    sent, later = [], []
+    strategy = _with_parties(sent)
+
+    def next_sync(values):
+        later.append([value.shape for value in values if value.ndim])
+        return values
+
+    strategy.beginning.next_sync = lambda: next_sync
+
+    def make():
+        with strategy.scope():
+            return tf.Variable(np.full(2, THEIRS, "float32")), keras.optimizers.SGD(1.0)
+
+    with strategy.scope():
+        gathered = tf.Variable(np.zeros(3, "float32"))  # trainable, as no one says otherwise
+    weight, optimizer = make()
+    tf.function(lambda: strategy.run(lambda: gathered.assign_add([1, 1, 1])))()
+    for number in range(3):
+        for _ in range(2):
+            strategy.run(lambda: optimizer.apply([tf.ones(2)], [weight]))  # noqa: B023 - at once
+        np.testing.assert_array_equal(weight, [THEIRS - 2] * 2)
+        assert (len(sent), later) == (1, [[(2,)]] * number)
+        weight, optimizer = make()
+    np.testing.assert_array_equal(gathered, [1, 1, 1])
+    with pytest.raises(tf_hips.errors.ProtocolError, match="as it was made"):
+        strategy.run(lambda: optimizer.apply([tf.ones(3)], [gathered]))
+
+
+def _weight(strategy, optimizer=keras.optimizers.SGD):
+    """A weight, and a function that trains it and computes in a graph."""
+    with strategy.scope():
+        weight, optimizer = tf.Variable(np.zeros(2, "float32")), optimizer(1.0)
+    return weight, tf.function(
+        lambda: strategy.run(lambda: optimizer.apply([tf.ones(2)], [weight])), autograph=False
+    )
+
+
+@pytest.mark.parametrize("is_used", [False, True])
+def test_a_new_model_is_not_to_blame_for_what_steps_kept_before_they_used_it(meetings, is_used):
+    strategy = tf_hips.CompressedRing()
+    first, train = _weight(strategy)
+    train()
+    with strategy.scope():
+        kept = tf.Variable(np.zeros(2, "float32"))
+    second, train = _weight(strategy)
+    weight = second if is_used else first
+    keep = tf.function(lambda: strategy.run(lambda: kept.assign_add(weight + 1.0)), autograph=False)
+    if not is_used:
+        del second
+        keep()
+        keep()
+        second, train = _weight(strategy)
+    else:
+        keep()
+    meetings.has_equal_weights = False
+    if is_used:
+        with pytest.raises(tf_hips.errors.ProtocolError, match="must be equal on all"):
+            train()
+        return
+    train()
+    np.testing.assert_array_equal(second, [THEIRS - 1] * 2)
+    np.testing.assert_array_equal(kept, [2 * THEIRS] * 2)
+
+
+@pytest.mark.parametrize("is_equal", [True, False])
+def test_slots_that_a_function_makes_are_compared_and_made_equal_where_they_differ(
+    meetings, monkeypatch, is_equal
+):
+    strategy = tf_hips.CompressedRing()
+    gather = beginning.primitives.gather_objects
+
+    def gather_two(value, what="values"):
+        everyone = gather(value, what)
+        return [everyone[0] if is_equal else ["other"], *everyone] if what == "slots" else everyone
+
+    monkeypatch.setattr(beginning.primitives, "gather_objects", gather_two)
+    made = []
+
+    def optimizer(rate):
+        made.append(keras.optimizers.SGD(rate, momentum=0.5))
+        return made[0]
+
+    weight, train = _weight(strategy, optimizer)
+    train()
+    [momentum] = [one.value for one in made[0].variables if len(one.shape)]
+    assert meetings.shapes == [[(2,), (), ()], [(2,)]]
+    velocity = (0.0 if is_equal else THEIRS) * 0.5 - 1.0
+    np.testing.assert_allclose(momentum, [velocity] * 2)
+    np.testing.assert_allclose(weight, [THEIRS + velocity] * 2)
+    assert strategy.beginning.is_equal(made[0].variables)
+    train()
+    assert len(meetings.shapes) == 2
+
+
+def test_weights_made_from_what_a_worker_feeds_are_refused():
+    strategy = _with_parties([])
+    made = []
+
+    def step(x):
+        if not made:
+            made.append(tf.Variable(tf.reduce_mean(x, 0), name="made"))
+        optimizer.apply([made[0] + 0.0], made)
+
+    def in_a_function(x):
+        return tf.function(lambda x: strategy.run(step, (x,)))(x)
+
+    for run in (
+        in_a_function,
+        lambda x: strategy.run(tf.function(step), (x,)),
+        tf.function(lambda x: strategy.run(tf.function(step), (x,))),
+    ):
+        with strategy.scope():
+            optimizer = keras.optimizers.SGD(1.0)
+        made.clear()
+        message = "must have their values before a step.*Received: made"
+        with pytest.raises(tf_hips.errors.ProtocolError, match=message):
+            run(tf.constant(X))
+
+    alone = tf_hips.CompressedRing()  # nobody begins elsewhere
+    strategy = alone
+    with strategy.scope():
+        optimizer = keras.optimizers.SGD(1.0)
+    made.clear()
+    in_a_function(tf.constant(X))
+    np.testing.assert_array_equal(made[0], np.zeros(3))
+
+
+def test_a_step_named_as_those_of_keras_begins_as_others_do(meetings):
+    strategy = tf_hips.CompressedRing()
+    loop = Loop(strategy)
+
+    def test_step(x):
+        return loop.model(x)
+
+    def one_step_on_data(x):
+        return loop.model(x)
+
+    loop.model.compile(loss="mse")
+    with tf_hips.local():
+        strategy.run(test_step, (X,))
+    strategy.run(loop.model.test_step, ((X, X[:, :2]),))  # as Keras calls it
+    assert meetings.since() == 0
+    strategy.run(test_step, (X,))
+    assert meetings.since() == 1
+    loop = Loop(strategy)
+    strategy.run(one_step_on_data, (X,))
+    assert meetings.since() == 1
 
 
 class Accumulating(keras.Model):
@@ -305,3 +501,22 @@ def test_methods_of_a_model_begin_as_functions_do(meetings):
     meetings.has_equal_weights = True
     apply()
     np.testing.assert_allclose(model.kernel, np.full(3, THEIRS - _RATE * THEIRS))
+
+
+def test_reductions_that_xla_would_compile_are_refused():
+    strategy = tf_hips.CompressedRing()
+    with strategy.scope():
+        weight, optimizer = tf.Variable(np.zeros(2, "float32")), keras.optimizers.SGD(1.0)
+
+    @tf.function(jit_compile=True)
+    def gradient(x):
+        return tf.nest.map_structure(tf.ones_like, x)
+
+    def step(x):
+        optimizer.apply([gradient(x)], [weight])
+
+    whole = tf.function(lambda x: strategy.run(step, (x,)), jit_compile=True)
+    with pytest.raises(ValueError, match=r"`jit_compile` must be False around what reduces"):
+        whole(tf.ones(2))
+    tf.function(lambda x: strategy.run(step, (x,)))(tf.ones(2))  # as the message says
+    np.testing.assert_array_equal(weight, [-1, -1])

@@ -15,7 +15,42 @@ EPOCHS = 2
 STEPS = 4
 
 
+def _one_model():
+    import keras
+
+    model = keras.Sequential(
+        [
+            keras.Input((6,)),
+            keras.layers.Dense(16, activation="tanh"),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dense(3),
+        ]
+    )
+    model.compile(keras.optimizers.Adam(0.05), "mse", metrics=["mae"], run_eagerly=True)
+    return model
+
+
+def _pair():
+    """A GAN in small: its first list of gradients goes in rounds, the second one is gathered."""
+    import keras
+
+    from tests.strategies.features.ours import Pair
+
+    model = Pair()
+    model.compile(*(keras.optimizers.Adam(0.05) for _ in range(2)))
+    model.run_eagerly = True
+    return model
+
+
 def _train(folder):
+    _fit(folder, _one_model)
+
+
+def _train_pair(folder):
+    _fit(folder, _pair)
+
+
+def _fit(folder, make):
     import keras
     import numpy as np
 
@@ -44,15 +79,7 @@ def _train(folder):
     done, histories = [], []
     strategy = HierarchicalPS("error_feedback(onebit)", config=run)
     with strategy.scope():
-        model = keras.Sequential(
-            [
-                keras.Input((6,)),
-                keras.layers.Dense(16, activation="tanh"),
-                keras.layers.BatchNormalization(),
-                keras.layers.Dense(3),
-            ]
-        )
-        model.compile(keras.optimizers.Adam(0.05), "mse", metrics=["mae"], run_eagerly=True)
+        model = make()
     model.fit(
         *own,
         batch_size=training.BATCH,
@@ -75,3 +102,14 @@ def test_a_late_party_ends_with_the_weights_and_the_metrics_of_the_others(tmp_pa
     assert [event["absent"] for event in closed[1:STEPS]] == [[LATE]] * (STEPS - 1)
     absent = [event["absent"] for event in events if event["event"] == "gather_closed"]
     assert [LATE] in absent
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(150)
+def test_a_late_party_of_a_gan_ends_with_the_weights_of_the_others(tmp_path):
+    events = run_with_one_late(tmp_path, _train_pair)
+    closed = [event for event in events if event["event"] == "closed"]
+    assert len(closed) == 2 * EPOCHS * STEPS
+    assert [LATE] in [event["absent"] for event in closed]
+    missed = [event["absent"] == [LATE] for event in events if event["event"] == "gather_closed"]
+    assert sum(missed) >= 2 * (STEPS - 1)  # two steps of the second list in a batch

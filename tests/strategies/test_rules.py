@@ -254,29 +254,57 @@ def test_a_rate_that_is_set_in_an_eager_loop_is_refused():
             strategy.run(step)
 
 
-def test_a_list_of_variables_that_changes_is_named():
+_UNLIKE = (
+    "gradients of 1 of the 2 variables of the first step, without `w1`; give zeros",
+    "2 of the 2 variables of the first step, and of `w2`",
+    "in another order; keep",
+)
+
+
+def _lists(strategy):
+    """A function that makes a step, and what it takes: the first list, and others."""
     import tensorflow as tf
 
-    with apart("sum") as strategy:
-        with strategy.scope():
-            one, two, three, four = (tf.Variable([1.0], name=f"w{place}") for place in range(4))
-            optimizer, other = _of_scope([one, two, three]), _of_scope([four])
+    with strategy.scope():
+        one, two, three, four = (tf.Variable([1.0], name=f"w{place}") for place in range(4))
+        optimizer, other = _of_scope([one, two, three]), _of_scope([four])
 
-        def train(optimizer, *variables):
-            pairs = [(tf.ones([1]), variable) for variable in variables]
-            strategy.run(lambda: optimizer.apply_gradients(pairs))
+    def train(optimizer, *variables):
+        pairs = [(tf.ones([1]), variable) for variable in variables]
+        strategy.run(lambda: optimizer.apply_gradients(pairs))
 
-        train(optimizer, one, two)
-        told = "gradients of 1 of the 2 variables of the first step, without `w1`; give zeros"
-        with pytest.raises(ValueError, match=told):
-            train(optimizer, one)
-        with pytest.raises(ValueError, match="2 of the 2 variables of the first step, and of `w2`"):
-            train(optimizer, one, two, three)
-        with pytest.raises(ValueError, match="in another order; keep"):
-            train(optimizer, two, one)
+    alike = [(optimizer, one), (optimizer, one, two, three), (optimizer, two, one)]
+    return train, (optimizer, one, two), alike, (other, four)
+
+
+def test_a_list_of_variables_that_changes_is_named():
+    with apart("adam(learning_rate=0.01)") as strategy:
+        train, first, alike, apart_from_it = _lists(strategy)
+        train(*first)
+        for given, told in zip(alike, _UNLIKE, strict=True):
+            with pytest.raises(ValueError, match=f"rule is adam.*{told}"):
+                train(*given)
         with pytest.raises(ValueError, match="gradients of other variables; start another run"):
-            train(other, four)
-        train(optimizer, one, two)
+            train(*apart_from_it)
+        train(*first)
+
+
+def test_a_list_of_variables_that_changes_is_gathered_where_rules_only_add_up(caplog):
+    caplog.set_level("INFO")
+    with apart("sum") as strategy:
+        train, first, alike, apart_from_it = _lists(strategy)
+        train(*first)
+        for given, told in zip(alike, _UNLIKE, strict=True):
+            caplog.clear()
+            train(*given)
+            [record] = [one for one in caplog.records if told in one.getMessage()]
+            assert record.levelname == "WARNING"
+        caplog.clear()
+        train(*apart_from_it)
+        train(*first)
+        [record] = [one for one in caplog.records if "packets of all parties" in one.getMessage()]
+        assert (record.levelname, "`w3`" in record.getMessage()) == ("INFO", True)
+        assert [float(one[0]) for one in (*first[1:], *apart_from_it[1:])] == [-4.0, -3.0, 0.0]
 
 
 def _of_scope(variables):

@@ -31,10 +31,8 @@ class PartyBackups(Backups):
     def place(self) -> dict[str, Any] | None:
         """Where this run is; None where there was no round yet."""
         strategy, welcome = self._strategy, self._strategy.welcome
-        if strategy.loan is not None:
-            step = strategy.loan.round_step
-        else:
-            step = next((made.step for made in strategy._sums.values()), None)
+        loan = strategy.loan
+        step = strategy.round_step if loan is None else loan.round_step
         if welcome is None or step is None:
             return None
         place = {"session": welcome.session, "round": int(step.numpy())}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from tensorflow.python.distribute import distribute_lib, one_device_strategy
+from tensorflow.python.ops import control_flow_util
 
 from tf_hips.comm import primitives
 from tf_hips.strategies import gathering
@@ -152,6 +153,20 @@ def device() -> str:
     """Where this replica computes: its GPU, if there is one."""
     gpus = tf.config.list_logical_devices("GPU")
     return f"/gpu:{primitives.local_worker() % len(gpus)}" if gpus else "/cpu:0"
+
+
+def check_not_compiled() -> None:
+    """Raises ValueError where XLA is to compile what is being traced; it would name an operation.
+
+    To be called before a reduction is traced.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    if not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(graph):
+        raise ValueError(
+            "`jit_compile` must be False around what reduces: collectives have no XLA kernel. "
+            "Received: a reduction inside of `tf.function(jit_compile=True)`. In a step, compile "
+            "the function that computes the gradients, and apply them outside of it."
+        )
 
 
 def _is_mean(reduce_op: Any) -> bool:

@@ -4,8 +4,9 @@
 In the party    as often as something new is trained: the model's weights and random states, and the
                 optimizer's variables; in a custom loop, where no model is known, the variables of
                 the gradients and all that was created in the strategy's scope.
-Over parties    once, when the weights that are trained exist. What appears later is made equal in
-                the party only, so it must begin equal everywhere, as the slots of an optimizer do.
+Over parties    when the weights that are trained exist; again when others are trained that came
+                later, where parties keep step. What else appears later is made equal in the party
+                only, so it must begin equal everywhere, as the slots of an optimizer do.
 
 Whether ranks meet here is decided by what they do alike (the first step, the first reduction of a
 list of gradients), not by what a rank happens to have: a variable that only one of them made, or
@@ -25,7 +26,7 @@ written is never another worker's, but in weights that are trained for the first
 import gc
 import hashlib
 import weakref
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -36,7 +37,9 @@ from tf_hips.callbacks.optimizers import optimizers_of
 from tf_hips.comm import primitives
 from tf_hips.errors import ProtocolError
 from tf_hips.strategies.adapted import Adapted, adapted, as_bytes, check_bytes, check_equal
+from tf_hips.strategies.born import Born
 from tf_hips.strategies.changes import Changes, digest_of, is_ready
+from tf_hips.strategies.kept import check_kept, computed_with_others, suspected
 from tf_hips.strategies.replicas import FirstSync, check_equal_shapes, synchronise, value_of
 
 STEP = "a step"
@@ -49,13 +52,21 @@ class Beginning:
     def __init__(self) -> None:
         """Knows no variable."""
         self.first_sync: FirstSync | None = None
+        # What makes equal over parties what came later; None, or what it returns: nothing does.
+        self.next_sync: Callable[[], FirstSync | None] | None = None
         self._known: dict[int, weakref.ref[tf.Variable]] = {}
         self._equal: dict[int, weakref.ref[tf.Variable]] = {}
         # Made equal, or left to each worker because steps had changed it.
         self._settled: dict[int, weakref.ref[tf.Variable]] = {}
+        # Those over which parties have met, and of them those that were made equal. The first ones
+        # are the same in all parties; what steps had changed by then may be others in each.
+        self._met: dict[int, weakref.ref[tf.Variable]] = {}
         self._shared: dict[int, weakref.ref[tf.Variable]] = {}
         self._has_met = False
+        self._refused: str | None = None
+        self._born = Born()
         self._occasions: set[Hashable] = set()
+        self._awaiting_slots: set[Hashable] = set()
         self._num_trainable = 0
         self._changes = Changes()
 
@@ -69,6 +80,7 @@ class Beginning:
         self._known.pop(id(variable), None)  # of one that is gone: the order is that of creation
         _add(self._known, [variable])
         self._num_trainable += bool(variable.trainable)
+        self._born.add(variable)
         self._changes.add(variable, in_step=in_step)
 
     def record_local(self, variable: tf.Variable, *, in_step: bool) -> None:
@@ -133,6 +145,7 @@ class Beginning:
         trained: Sequence[tf.Variable] | None = None,
         optimizer: Any = None,
         *,
+        graphs: Sequence[tf.Graph] = (),
         is_computed: bool = False,
     ) -> None:
         """Makes equal what a custom loop uses; once for each `occasion`, equal on all ranks.
@@ -141,6 +154,7 @@ class Beginning:
             occasion: what tells this call from others.
             trained: the variables whose gradients are being reduced, if any are.
             optimizer: the optimizer that reduces them.
+            graphs: the functions that are being traced.
             is_computed: whether the gradients have their values, as in an eager step.
 
         Raises:
@@ -149,10 +163,35 @@ class Beginning:
         is_step = occasion == STEP
         if is_step:
             occasion = (occasion, self._num_trainable)  # again when there is another model
-        if occasion in self._occasions or not _are_ready(trained):
+        if occasion in self._occasions:
+            self._take_slots(occasion, optimizer)
+            return
+        if not _are_ready(trained):
+            if primitives.size() > 1 or self.first_sync is not None:
+                self._born.check(_unique(trained or []), graphs)
             return
         self._meet_in_loop(trained, optimizer, is_step=is_step, is_computed=is_computed)
         self._occasions.add(occasion)  # not where they differ: they may be mended, and try again
+        if optimizer is not None and not _are_ready(_unique(optimizer.variables)):
+            self._awaiting_slots.add(occasion)
+
+    def _take_slots(self, occasion: Hashable, optimizer: Any) -> None:
+        """Slots that a `tf.function` has made have their values when it is traced once more.
+
+        They begin equal, nearly all: so they are compared, and travel where they differ.
+        """
+        if occasion not in self._awaiting_slots or not _are_ready(_unique(optimizer.variables)):
+            return
+        self._awaiting_slots.remove(occasion)
+        slots = [one for one in _unique(optimizer.variables) if not _holds(self._settled, one)]
+        check_equal_shapes(slots)
+        everyone = primitives.gather_objects([digest_of(one) for one in slots], "slots")
+        if any(one != everyone[0] for one in everyone):
+            synchronise(slots)
+        _add(self._equal, slots)
+        _add(self._settled, slots)
+        for slot in slots:
+            self._changes.forget(slot)
 
     def _meet_in_loop(
         self,
@@ -166,19 +205,36 @@ class Beginning:
         known = [reference() for reference in self._known.values()]
         alive = [variable for variable in known if variable is not None]
         certainly = trained or []
-        if is_step and self.first_sync is not None and not self._has_met:
+        if is_step and self._meeting() is not None:
             # It is going to compute gradients with some of these; a lazy model has none yet.
             maybe = [one for one in alive if one.trainable and one.dtype.is_floating]
             trained = _unique(one for one in maybe if is_ready(one)) or None
-        if is_computed and not self.is_equal(trained or []):
-            self._check_computed(trained or [])
+        self._check_shared(certainly)
+        is_late = not self._have_met(certainly) and self._meeting() is not None
+        if is_computed and (is_late or not self.is_equal(certainly)):
+            self._check_computed(certainly)
         optimizers = [] if optimizer is None else [optimizer]
         slots = [slot for one in optimizers for slot in one.variables]
         owned = [*(trained or []), *slots, *alive]
         variables = [variable for variable in _unique(owned) if is_ready(variable)]
         self._make_equal(
-            variables, trained, optimizers, advice=_ADVICE, is_collective=True, certainly=certainly
+            variables,
+            trained,
+            optimizers,
+            advice=_ADVICE,
+            is_collective=True,
+            is_computed=is_computed,
+            certainly=certainly,
         )
+
+    def _check_shared(self, trained: Sequence[tf.Variable]) -> None:
+        """Raises if something is trained that was left to each worker when the parties met."""
+        for one in trained:
+            if _holds(self._met, one) and not _holds(self._shared, one):
+                raise ProtocolError(
+                    "What is trained must be as it was made, or trained, when the parties are made "
+                    f"equal. Received: {one.name}, which steps had changed before"
+                )
 
     def _check_computed(self, trained: Sequence[tf.Variable]) -> None:
         """Raises if gradients that exist already were computed with weights that differ."""
@@ -187,9 +243,10 @@ class Beginning:
         if len(set(digests)) > 1 or self.first_sync is not None:
             raise ProtocolError(
                 "Weights must exist before the first eager step computes gradients with them. "
-                f"Received: {trained[0].name} and others, made inside of the step, which other "
-                "workers may begin with other values. Build the model before the loop "
-                "(`model.build(shape)`), or put the step into a `tf.function`."
+                f"Received: {trained[0].name} and others, made inside of the step (or it is the "
+                "first one, in `tf_hips.local()`), which other workers may begin with other "
+                "values. Build the model before the loop (`model.build(shape)`), or put the step "
+                "into a `tf.function`."
             )
 
     def _make_equal(
@@ -200,26 +257,24 @@ class Beginning:
         *,
         advice: str,
         is_collective: bool,
+        is_computed: bool = True,
         model: keras.Model | None = None,
         certainly: Sequence[tf.Variable] | None = None,
     ) -> None:
-        meets = self.first_sync is not None and not self._has_met and trained is not None
-        if self.first_sync is not None and self._has_met:
-            for variable in trained or []:
-                if not _holds(self._shared, variable):
-                    raise ProtocolError(
-                        "A run with an uplink trains one model with one optimizer, all of which "
-                        f"was there when the parties were made equal. Received: {variable.name}, "
-                        "which came later"
-                    )
-        exempt = {id(one) for one in (trained if certainly is None else certainly) or []}
+        certainly = (trained if certainly is None else certainly) or []
+        exempt = {id(one) for one in certainly}
+        meets = trained is not None and not self._have_met(trained)
+        if meets and self._meeting() is None:
+            name = next(one.name for one in trained or [] if not _holds(self._met, one))
+            raise ProtocolError(
+                "This run trains one model with one optimizer, all of which was there when the "
+                f"parties were made equal. Received: {name}, which came later"
+            )
+        self._check_shared(certainly)
         chosen = variables
-        if not meets:
-            chosen = [
-                variable
-                for variable in variables
-                if not _holds(self._equal if id(variable) in exempt else self._settled, variable)
-            ]
+        if not meets or self._has_met:
+            wanted = {id(one) for one in trained or []} if meets else set()
+            chosen = [variable for variable in variables if self._is_due(variable, wanted, exempt)]
         # Nothing to do, nothing to say: a step of a model may be traced again on one rank only (a
         # last batch of another size).
         if not chosen and not is_collective:
@@ -230,10 +285,14 @@ class Beginning:
             everyone = primitives.gather_objects(learned, "what layers have learned")
             check_equal([(f"rank {rank}", one) for rank, one in enumerate(everyone)])
         left = self._changed(chosen, exempt) if chosen else set()
-        self._check_left(chosen, left, exempt, is_over_parties=meets)
+        suspects = suspected(chosen, left, exempt)
+        used = check_kept(
+            chosen, left, suspects, lambda one: is_computed or not self._changes.is_unused(one)
+        )
         if meets:
+            self._meet(chosen, optimizers, learned, left, suspects, used)
             self._has_met = True
-            self._meet(chosen, optimizers, learned, left)
+            _add(self._met, chosen)
             _add(self._shared, [one for place, one in enumerate(chosen) if place not in left])
         else:
             synchronise(chosen, left=left)
@@ -256,47 +315,6 @@ class Beginning:
             return set()
         return {place for places in everyone for place in places}
 
-    def _check_left(
-        self,
-        variables: Sequence[tf.Variable],
-        left: Collection[int],
-        exempt: Collection[int],
-        *,
-        is_over_parties: bool,
-    ) -> None:
-        """Raises if steps may have computed what is `left` with weights that differed.
-
-        What cannot be gradients is no reason: integers, and single numbers (sums of losses, say)
-        unless a weight is one.
-        """
-        has_numbers = any(id(one) in exempt and not one.shape.rank for one in variables)
-        floats = [place for place, one in enumerate(variables) if one.dtype.is_floating]
-        suspects = [
-            place
-            for place in floats
-            if place in left and (has_numbers or variables[place].shape.rank)
-        ]
-        if not suspects:
-            return
-        digests = {place: digest_of(variables[place]) for place in floats}
-        weights = [digests[place] for place in floats if place not in left]
-        own = weights, [digests[place] for place in suspects]
-        everyone = primitives.gather_objects(own, "what steps have computed, and with what")
-        is_equal = all(one[0] == weights for one in everyone) and not is_over_parties
-        values = zip(*(one[1] for one in everyone), strict=True)
-        differ = [
-            place
-            for place, one in zip(suspects, values, strict=True)
-            if is_over_parties or len(set(one)) > 1  # other parties' are not known
-        ]
-        if differ and not is_equal:
-            raise ProtocolError(
-                "Weights must be equal on all workers before a step computes with them what it "
-                f"keeps. Received: {variables[differ[0]].name}, which steps have changed before "
-                "one that reduces. Call `strategy.run(lambda: None)` on all "
-                "workers, outside of a `tf.function`, when the model is built and before its loop."
-            )
-
     def _forget(self, variables: Sequence[tf.Variable], left: Collection[int]) -> None:
         """What has been made equal needs no look any more, unless parties are to meet yet."""
         meets_later = self.first_sync is not None and not self._has_met
@@ -305,6 +323,26 @@ class Beginning:
                 self._changes.forget(variable)
             elif place not in left:
                 self._changes.look(variable)
+
+    def _meeting(self) -> FirstSync | None:
+        """What makes equal over parties what has not been; None: nothing does, or need to."""
+        if not self._has_met:
+            return self.first_sync
+        return None if self.next_sync is None else self.next_sync()
+
+    def _have_met(self, trained: Sequence[tf.Variable]) -> bool:
+        """Whether parties have met over all of `trained`, or there are none; alike in each."""
+        return self.first_sync is None or (
+            self._has_met and all(_holds(self._met, one) for one in trained)
+        )
+
+    def _is_due(
+        self, variable: tf.Variable, wanted: Collection[int], exempt: Collection[int]
+    ) -> bool:
+        """Whether a variable is to be made equal: over parties if it is `wanted` there."""
+        if id(variable) in wanted and not _holds(self._met, variable):
+            return True
+        return not _holds(self._equal if id(variable) in exempt else self._settled, variable)
 
     def _is_settled(self, variable: tf.Variable) -> bool:
         return _holds(self._settled, variable)
@@ -315,11 +353,15 @@ class Beginning:
         optimizers: Sequence[Any],
         learned: Adapted,
         left: Collection[int],
+        suspects: Sequence[int],
+        used: Collection[int],
     ) -> None:
-        """Makes `variables` equal over the parties; called once, on all ranks.
+        """Makes `variables` equal over the parties, on all ranks.
 
         What layers have `learned` travels behind them, to be compared. What is `left` to each
-        worker travels, too: parties need not have changed the same.
+        worker travels, too: parties need not have changed the same. Where steps have computed
+        `suspects` of it with others of the weights that they `used` than those that come, that is
+        an error.
         """
         slots: set[int] = set()
         for optimizer in optimizers:
@@ -329,7 +371,7 @@ class Beginning:
             # slow tier, not the slot. (ScheduleFreeAdamW has one that begins as the weight.) A
             # party that has made steps already sends more, and the server says so.
             slots |= {id(slot) for slot in _unique(optimizer.variables) if slot.shape.rank}
-        first_sync = self.first_sync
+        sync = self._meeting()
 
         def exchange(values: list[np.ndarray]) -> list[np.ndarray]:
             is_short = [
@@ -341,13 +383,19 @@ class Beginning:
                 for value, short in zip(values, is_short, strict=True)
             ]
             told = [as_bytes(learned)] if learned else []
-            synced = first_sync([*sent, *told]) if first_sync else sent
+            if self._refused is not None:  # whoever tries again; parties meet once
+                raise ProtocolError(self._refused)
+            synced = sync([*sent, *told]) if sync else sent
             if len(synced) > len(sent):
                 check_bytes(learned, synced.pop())
-            return [
+            found = [
                 np.broadcast_to(one, value.shape) if short else one
                 for one, value, short in zip(synced, values, is_short, strict=True)
             ]
+            if any(found[place].tobytes() != values[place].tobytes() for place in used):
+                self._refused = computed_with_others(variables[suspects[0]].name)
+                raise ProtocolError(self._refused)
+            return found
 
         synchronise(variables, exchange, left)
 

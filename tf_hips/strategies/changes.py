@@ -17,6 +17,7 @@ class Changes:
         """Has looked at nothing."""
         self._digests: dict[int, tuple[weakref.ref[tf.Variable], str]] = {}
         self._new: list[weakref.ref[tf.Variable]] = []
+        self._unused: dict[int, weakref.ref[tf.Variable]] = {}
 
     def add(self, variable: tf.Variable, *, in_step: bool) -> None:
         """Will notice what steps do to a new variable.
@@ -26,6 +27,7 @@ class Changes:
             in_step: whether a step has made it, which may change it at once.
         """
         self._digests.pop(id(variable), None)  # of one that is gone
+        self._unused[id(variable)] = weakref.ref(variable)
         if in_step and tf.executing_eagerly() and is_ready(variable):
             self.look(variable)
         else:
@@ -37,6 +39,7 @@ class Changes:
         Args:
             is_settled: whether nobody will ask for a variable.
         """
+        self._unused.clear()
         if not self._new:
             return
         self._digests = {key: one for key, one in self._digests.items() if one[0]() is not None}
@@ -56,6 +59,11 @@ class Changes:
     def forget(self, variable: tf.Variable) -> None:
         """Will not be asked for a variable any more."""
         self._digests.pop(id(variable), None)
+
+    def is_unused(self, variable: tf.Variable) -> bool:
+        """Whether no step has begun to run since a variable was made, but one being traced."""
+        reference = self._unused.get(id(variable))
+        return reference is not None and reference() is variable
 
     def has(self, variable: tf.Variable) -> bool:
         """Whether a step has changed a variable, on this rank, since it was looked at."""

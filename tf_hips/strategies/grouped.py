@@ -22,6 +22,8 @@ from tf_hips.strategies.replicas import on_rank_0
 class GroupedStrategy(PartyStrategy):
     """What of a strategy depends on the group that its party sits in; without votes nothing."""
 
+    round_step: tf.Variable | None = None  # the next round, once a list of gradients has rounds
+
     def noise_group(self) -> tuple[int, int]:
         """Which group of workers this one shares the noise of its model with, and of how many.
 
@@ -48,7 +50,7 @@ class GroupedStrategy(PartyStrategy):
                 "loop, whose rounds have local steps"
             )
         if step is None:
-            made = next((made.step for made in self._sums.values()), None)
+            made = self.round_step
             step = tf.constant(self.groups.first, tf.int64) if made is None else made.read_value()
         return self.groups.sampling_seed(step)
 

@@ -28,7 +28,7 @@ import json
 import sys
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ from tf_hips.ps.client.welcome import Welcome
 from tf_hips.ps.rules import UpdateRule
 from tf_hips.ps.rules.way_down import SAME
 from tf_hips.ps.transport.wire import REFUSED_WEIGHT
-from tf_hips.strategies import lying
+from tf_hips.strategies import further, lying
 from tf_hips.strategies.agreeing import as_texts, doubted, from_texts
 from tf_hips.strategies.backups import PartyBackups
 from tf_hips.strategies.chosen import chosen_compression, chosen_intra
@@ -73,7 +73,6 @@ from tf_hips.strategies.rules import (
     chosen_local,
     chosen_rule,
     rule_of_both,
-    unlike,
     weight_of,
 )
 from tf_hips.strategies.statistics import Statistics, factor_for, moving_statistics
@@ -191,6 +190,7 @@ class HierarchicalPS(ConnectedStrategy):
         if any(codec.for_sums != codec for codec in codecs):
             check_for_sums(self._up)
         self._statistics: dict[tuple[str, ...], Statistics] = {}
+        self._is_further = False  # whether the list that is being made is not the run's first
         super().__init__(nonfinite, config)
         if is_single and primitives.size() > 1:
             raise ValueError(
@@ -213,6 +213,7 @@ class HierarchicalPS(ConnectedStrategy):
             self._join(wanted)
             self._sit_down(self.welcome, self._connected)
             self.beginning.first_sync = self._first_sync
+            self.beginning.next_sync = functools.partial(further.meeting, self)
             exits.watch()
             atexit.register(self.close)
         elif primitives.rank() == 0:
@@ -341,24 +342,25 @@ class HierarchicalPS(ConnectedStrategy):
             check_optimizer(self.rule, optimizer)
         self._check_rounds(optimizer)
 
+    def _counts_rounds(self) -> bool:
+        """Whether gradients go to the server, and not only around in the party."""
+        return self.welcome is not None and self._apart is None
+
     def _counts_steps(self) -> bool:
-        return self.welcome is None or self._apart is not None
+        return not self._counts_rounds() or self._is_further
+
+    def _sparse_gradients(
+        self, values: Sequence[Any], gradients: Sequence[Gradient]
+    ) -> tuple[Collection[int], Collection[int]]:
+        if self._counts_rounds():
+            return (), ()  # what is encoded for the other parties is dense
+        return super()._sparse_gradients(values, gradients)
 
     def _check_new_sum(self, variables: Sequence[tf.Variable]) -> None:
-        if self.welcome is not None and self._num_sums and self._apart is None:
-            moved = {one._unique_id for made in self._statistics.values() for one in made.variables}
-            trained = [one for one in variables if one._unique_id not in moved]
-            first = {
-                one: gradient.name
-                for key, made in list(self._sums.items())[:1]
-                for one, gradient in zip(key, made.gradients, strict=True)
-                if one not in moved
-            }
-            raise ValueError(
-                "A run with an uplink trains one model with one optimizer; a loop (FedAvg) may "
-                "have several in its local steps, as a GAN has. "
-                f"Received: {unlike(first, trained)}"
-            )
+        self._is_further = False
+        if self._counts_rounds() and self._num_sums > 0:
+            further.check(self, variables)
+            self._is_further = True
 
     def _note_failure(self, error: BaseException) -> None:
         client = None if self._is_closed or self.config.comes_back else self.client
@@ -450,8 +452,12 @@ class HierarchicalPS(ConnectedStrategy):
         local = self._party_summing(gradients, label)
         if self.welcome is None or self.rule is None or self._apart is not None:
             return local
-        above = self._uplink_summing(gradients, label)
-        uplink = as_mean(self.rule, self.welcome, above.reducer)
+        if self._is_further:
+            above = further.summing(self, gradients, label)
+            uplink = above.reducer
+        else:
+            above = self._uplink_summing(gradients, label)
+            uplink = as_mean(self.rule, self.welcome, above.reducer)
         in_party = shown(local, label) if self._may_withhold() else local.reducer
 
         def reduce(vectors: Sequence[tf.Tensor], step: tf.Tensor) -> list[tf.Tensor]:
@@ -521,12 +527,13 @@ class HierarchicalPS(ConnectedStrategy):
         return up, down
 
     def _begin_sum(self, made: GradientSum) -> None:
-        if self.welcome is None or self._apart is not None:
+        if self.welcome is None or not self._counts_rounds() or self._is_further:
             return
         first = self._state.restored_step(made.step) or self.welcome.round
         on_rank_0(lambda: self._agree_model(made.gradients, first))
         made.step.assign(first)
         self._open_round(first)
+        self.round_step = made.step
         self._takes_part = True
 
     def _agree_model(self, gradients: Sequence[Gradient], first_round: int) -> None:

@@ -90,6 +90,22 @@ def is_local() -> bool:
     return _is_local.get()
 
 
+def only_reads(fn: Callable[..., Any], model: keras.Model | None) -> bool:
+    """Whether `fn` is a step of Keras' `evaluate` or `predict`: these meet before, or never.
+
+    They must not wait for ranks that do not evaluate. A function of a script may be named alike.
+
+    Args:
+        fn: what a strategy is to run.
+        model: whose method it is; None: of none.
+    """
+    name = getattr(fn, "__name__", "")
+    if model is not None:
+        return name == "test_step"
+    is_of_keras = (getattr(fn, "__module__", None) or "").startswith("keras.")
+    return is_of_keras and name == "one_step_on_data"
+
+
 def begun(optimizer: keras.optimizers.Optimizer) -> tf.Variable:
     """The step at which an optimizer's slots began anew, 0 at first; int64, to be assigned to.
 

@@ -42,8 +42,9 @@ from tf_hips.ps.client.shards import Connection
 from tf_hips.ps.client.welcome import Welcome
 from tf_hips.ps.rules import UpdateRule
 from tf_hips.strategies import hooks
-from tf_hips.strategies.base import Extended, Strategy, device
+from tf_hips.strategies.base import Extended, Strategy, check_not_compiled, device
 from tf_hips.strategies.beginning import STEP, Beginning
+from tf_hips.strategies.born import functions_being_traced
 from tf_hips.strategies.failures import Failures
 from tf_hips.strategies.fitting import Fitting
 from tf_hips.strategies.gradients import (
@@ -61,8 +62,6 @@ from tf_hips.strategies.state import StrategyState
 from tf_hips.strategies.turns import Turns
 from tf_hips.strategies.without_server import WithoutServer
 
-# Steps of Keras that only read weights: they must not wait for ranks that do not evaluate.
-_INFERENCE_STEPS = ("test_step", "one_step_on_data")
 _NOT_CONVERTED = {"do_not_convert": True}  # the mark that AutoGraph looks for
 
 
@@ -286,7 +285,7 @@ class PartyStrategy(WithoutServer, Strategy, Party):
         """
         owner = getattr(fn, "__self__", None)
         model = owner if isinstance(owner, keras.Model) else None
-        if getattr(fn, "__name__", "") in _INFERENCE_STEPS:
+        if hooks.only_reads(fn, model):
             return super().run(fn, args, kwargs, options)
         outer = self._model, self._is_running
         self._model, self._is_running = model, True
@@ -301,7 +300,7 @@ class PartyStrategy(WithoutServer, Strategy, Party):
             else:
                 if model is not None:
                     self.beginning.of_model(model)
-                else:
+                elif not hooks.is_local():  # there one worker may evaluate alone
                     self.beginning.of_loop(STEP)
                     for optimizer in self._optimizers:
                         self._check_optimizer(optimizer)
@@ -384,6 +383,7 @@ class PartyStrategy(WithoutServer, Strategy, Party):
             ]
 
     def _begin_at_reduction(self) -> None:
+        check_not_compiled()
         # An eager step has begun already, and may have written since.
         if self._is_running and self._model is None and not tf.executing_eagerly():
             with tf.init_scope():
@@ -404,9 +404,10 @@ class PartyStrategy(WithoutServer, Strategy, Party):
     def _reduce_gradients(
         self, values: Sequence[Any], variables: Sequence[tf.Variable], optimizer: Any
     ) -> list[tf.Tensor]:
+        check_not_compiled()
         self._num_reductions += 1
         key = tuple(variable._unique_id for variable in variables)
-        is_computed = tf.executing_eagerly()
+        is_computed, graphs = tf.executing_eagerly(), functions_being_traced()
         with tf.init_scope():
             if not tf.executing_eagerly():
                 raise ProtocolError(
@@ -424,7 +425,9 @@ class PartyStrategy(WithoutServer, Strategy, Party):
                 if optimizer not in self._optimizers:  # an id would be used again
                     self._optimizers[optimizer] = next(self._numbers)
                 occasion = (key, self._optimizers[optimizer])
-                self.beginning.of_loop(occasion, variables, optimizer, is_computed=is_computed)
+                self.beginning.of_loop(
+                    occasion, variables, optimizer, graphs=graphs, is_computed=is_computed
+                )
             if key not in self._sums:
                 with self._state.new_list(variables):
                     made = self._make_sum(values, variables)

@@ -69,6 +69,19 @@ def make_uplink(
     Returns:
         A function of vectors and the number of the round.
     """
+    return make_tier(Uplink, tier, up, down, sizes, label, make_variable)
+
+
+def make_tier(
+    kind: "type[Uplink]",
+    tier: SlowTier,
+    up: Compressor,
+    down: Compressor,
+    sizes: Sequence[int],
+    label: str,
+    make_variable: MakeVariable,
+) -> Reducer:
+    """As `make_uplink`, each stage of which is a `kind`."""
     kept: dict[int, tf.Variable] = {}
     if up.has_state and primitives.rank() == 0:
         kept = {
@@ -80,10 +93,10 @@ def make_uplink(
         }
     parts = stages.joint(up, down)
     if len(parts) == 1:
-        return _Uplink(tier, up, down, sizes, label, kept)
+        return kind(tier, up, down, sizes, label, kept)
     return StagedSum(
         [
-            (first, _Uplink(tier, one, other, sizes, f"{label}.stage{place}", kept))
+            (first, kind(tier, one, other, sizes, f"{label}.stage{place}", kept))
             for place, (first, one, other) in enumerate(parts)
         ]
     )
@@ -99,7 +112,7 @@ def seed_at(seed: Seed, step: tf.Tensor) -> int | tf.Tensor:
     return seed if isinstance(seed, int) else seed(step)
 
 
-class _Uplink:
+class Uplink:
     """One stage of it: packets of fixed lengths."""
 
     def __init__(
@@ -111,6 +124,7 @@ class _Uplink:
         label: str,
         kept: dict[int, tf.Variable],
     ) -> None:
+        """Prepares a stage; arguments are those of `make_uplink`, and what `up` keeps."""
         self._tier = tier
         self._up, self._down = up, down
         self._sizes = list(sizes)
@@ -123,6 +137,7 @@ class _Uplink:
         self._kept = kept
 
     def __call__(self, vectors: Sequence[tf.Tensor], step: tf.Tensor) -> list[tf.Tensor]:
+        """The vectors summed over the parties, in round `step`."""
         if not any(self._sizes):
             return list(vectors)
         inputs: list[tf.Tensor] = []
@@ -137,7 +152,7 @@ class _Uplink:
         reply = from_rank_0(
             self._tier.exchange,
             inputs,
-            sum(self._down_bytes),
+            self._reply_bytes(),
             f"{self._label}.uplink",
             self._tier.failures,
         )
@@ -145,6 +160,14 @@ class _Uplink:
             committed = [variable.assign(value, read_value=False) for variable, value in kept]
         with tf.control_dependencies([one for one in committed if one is not None]):
             reply = tf.identity(reply)
+        return self._merged(reply)
+
+    def _reply_bytes(self) -> int:
+        """Length of what an exchange brings."""
+        return sum(self._down_bytes)
+
+    def _merged(self, reply: tf.Tensor) -> list[tf.Tensor]:
+        """The sums in what an exchange has brought."""
         return self._decoded(self._down, reply, self._down_bytes)
 
     def _decoded(

@@ -27,6 +27,7 @@ _MODULES = (
     "saving",
     "callbacks",
     "ours",
+    "gan",
     "single",
 )
 

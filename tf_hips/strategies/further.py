@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lists of gradients behind a run's first one, with a server: a GAN, two models, layers thawed.
+
+    first list    rounds: the server merges the packets of all parties, by its rule
+    all others    gathers: the packets of all parties come to each party, which decodes and adds
+                  them up, in the order of the parties
+
+A server's rounds are of one model, on whose shapes all have agreed. A gather carries any bytes, and
+is repeated, recorded and closed without absent parties as a round is; so more lists need nothing
+new on the way. What it costs is the way down: as many packets as there are parties. There is no
+encoding on it, so nothing is lost there.
+
+Only a sum or a mean can be added up by everyone: whatever else a rule makes of gradients (steps,
+robust means) is the server's, and such a run has one list.
+
+Invariant: all parties add up the same bytes in the same order, so replicas stay bit-identical.
+"""
+
+import hashlib
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import tensorflow as tf
+
+from tf_hips import log
+from tf_hips.comm import primitives
+from tf_hips.errors import ProtocolError
+from tf_hips.ps.client.welcome import Welcome
+from tf_hips.strategies import lying
+from tf_hips.strategies.gradients import Gradient, Summing
+from tf_hips.strategies.replicas import FirstSync
+from tf_hips.strategies.rules import unlike
+from tf_hips.strategies.uplink import SlowTier, Uplink, make_tier
+
+if TYPE_CHECKING:
+    from tf_hips.strategies.hierarchical_ps import HierarchicalPS
+
+_ADDED = ("sum", "mean")
+
+
+def why_not(strategy: "HierarchicalPS") -> str | None:
+    """Why a run has one list of gradients only; None: it may have more.
+
+    Args:
+        strategy: of a party with a server, no loop being in a local step.
+    """
+    if strategy.loan is not None:
+        return "a loop (FedAvg) may have several, as a GAN has, in its local steps only"
+    rule, welcome = strategy.rule, strategy.welcome
+    is_added = rule is not None and rule.name in _ADDED and not rule.is_robust
+    if not is_added or welcome is None or welcome.bears_liars:
+        guard = "" if welcome is None or not welcome.bears_liars else ", and robust servers"
+        return (
+            "several can be summed below the rules `sum` and `mean` without robust servers, and "
+            f"in the local steps of a loop (FedAvg). Here the rule is {rule}{guard}"
+        )
+    return None
+
+
+def check(strategy: "HierarchicalPS", variables: Sequence[tf.Variable]) -> None:
+    """Looks at a list of gradients behind the first one; says how it is summed.
+
+    Args:
+        strategy: of a party with a server.
+        variables: whose gradients these are.
+
+    Raises:
+        ValueError: the run has one list only.
+    """
+    moved = {one._unique_id for made in strategy._statistics.values() for one in made.variables}
+    trained = [one for one in variables if one._unique_id not in moved]
+    first = {
+        one: gradient.name
+        for key, made in list(strategy._sums.items())[:1]
+        for one, gradient in zip(key, made.gradients, strict=True)
+        if one not in moved
+    }
+    reason = why_not(strategy)
+    if reason is not None:
+        raise ValueError(
+            f"This run trains one model with one optimizer: {reason}. "
+            f"Received: {unlike(first, trained)}"
+        )
+    if primitives.rank() != 0:
+        return
+    how = "come down as packets of all parties, and do not go in rounds, as those of the first step"
+    if any(one._unique_id in first for one in trained):
+        log.warning("These %s: %s", how, unlike(first, trained))
+    else:
+        more = f" and {len(trained) - 1} more" if len(trained) > 1 else ""
+        name = trained[0].name.removesuffix(":0") if trained else "nothing"
+        log.info("Gradients of `%s`%s %s.", name, more, how)
+
+
+def summing(strategy: "HierarchicalPS", gradients: Sequence[Gradient], label: str) -> Summing:
+    """How what is summed in each party is summed over the parties, by gathers.
+
+    Args:
+        strategy: for which `why_not` knows no reason.
+        gradients: of the list.
+        label: of the list.
+    """
+    welcome = strategy.welcome
+    if welcome is None:
+        raise ProtocolError(f"Nothing goes up without an uplink. Received: {label}")
+    up, _ = strategy._for_model(gradients)
+    sizes = [gradient.num_elements for gradient in gradients]
+    exchange = _Exchange(strategy, welcome, _title(gradients, label))
+    site = strategy.config.uplink.site if strategy.config.uplink else ""
+    reducer = make_tier(
+        _Gathered,
+        SlowTier(
+            lying.exchanging(strategy, exchange, up, sizes),
+            len(welcome.parties),
+            up.encoder_seed(strategy.config.seed, f"party/{site}/{label}"),
+            strategy.failures,
+        ),
+        up,
+        up,
+        sizes,
+        label,
+        strategy.make_variable,
+    )
+    return Summing(reducer, only_float32=True)
+
+
+def meeting(strategy: "HierarchicalPS") -> FirstSync | None:
+    """What makes weights equal over parties that came after the first meeting; None: nothing."""
+    welcome = strategy._together()
+    if welcome is None or strategy._apart is not None or why_not(strategy) is not None:
+        return None
+
+    def meet(values: list[np.ndarray]) -> list[np.ndarray]:
+        if strategy._is_resumed:
+            raise ProtocolError(
+                "A process that has come back to its run cannot make weights equal that its backup "
+                "has not: build all models and their optimizers before the first step. Received: "
+                f"{len(values)} variables that came later"
+            )
+        kinds = ", ".join(f"{one.dtype.name}{list(one.shape)}" for one in values)
+        digest = hashlib.sha256(kinds.encode()).hexdigest()[:8]
+        title = f"weights that came later, {len(values)} variables ({digest})"
+        own = b"".join(one.tobytes() for one in values)
+        # Only the first party's are wanted; all know how many bytes, so all make as many gathers.
+        told = b"".join(
+            _present(strategy._gather_bytes(title, piece if welcome.child == 0 else b"")[0], title)
+            for piece in _pieces(own, _piece_bytes(strategy, welcome))
+        )
+        found, begin = [], 0
+        for one in values:
+            part = told[begin : begin + one.nbytes]
+            found.append(np.frombuffer(part, one.dtype).reshape(one.shape))
+            begin += one.nbytes
+        return found
+
+    return meet
+
+
+def _present(payload: bytes | None, title: str) -> bytes:
+    if payload is None:
+        raise ProtocolError(
+            f"`{title}` are the first party's, and the server's quorum has gone on without it."
+        )
+    return payload
+
+
+def _title(gradients: Sequence[Gradient], label: str) -> str:
+    """What the parties compare before they add up."""
+    shapes = ", ".join(str(list(gradient.shape)) for gradient in gradients)
+    digest = hashlib.sha256(shapes.encode()).hexdigest()[:8]
+    return f"{label}, {len(gradients)} gradients of shapes {shapes[:80]} ({digest})"
+
+
+def _piece_bytes(strategy: "HierarchicalPS", welcome: Welcome) -> int:
+    """What a party may send at a time: that of all is a payload of a server above."""
+    return max(1, strategy._connected().max_gather_bytes // max(1, len(welcome.parties)))
+
+
+def _pieces(data: bytes, size: int) -> list[bytes]:
+    return [data[begin : begin + size] for begin in range(0, len(data), size)]
+
+
+class _Exchange:
+    """The packets of one party in; the factors and the packets of all parties out. On rank 0."""
+
+    def __init__(self, strategy: "HierarchicalPS", welcome: Welcome, title: str) -> None:
+        self._strategy = strategy
+        self._welcome = welcome
+        self._title = title
+
+    def __call__(self, number: np.int64, packets: np.ndarray, spoilt: np.int64) -> np.ndarray:
+        del spoilt  # it is an error on the way here, or zeros
+        strategy, workers = self._strategy, self._welcome.workers
+        title = f"{self._title}, step {int(number)}"
+        began = time.monotonic()
+        rows: list[list[bytes | None]] = [[] for _ in workers]
+        for piece in _pieces(packets.tobytes(), _piece_bytes(strategy, self._welcome)):
+            for row, part in zip(rows, strategy._gather_bytes(title, piece), strict=True):
+                row.append(part)
+        joined = [None if None in row else b"".join(part or b"" for part in row) for row in rows]
+        strategy._seconds_in_rounds += time.monotonic() - began
+        sizes = [packets.size if row is None else len(row) for row in joined]
+        if any(size != packets.size for size in sizes):
+            raise ProtocolError(
+                f"All parties must send as many bytes of `{title}`. Received: "
+                f"{', '.join(map(str, sizes))} bytes, by party"
+            )
+        # As in rounds that close without some: what adds up to a mean is that of those present.
+        there = sum(count for count, row in zip(workers, joined, strict=True) if row is not None)
+        share = 1.0 if there == sum(workers) else sum(workers) / max(1, there)
+        factors = np.array([0.0 if row is None else share for row in joined], np.float32)
+        filled = [packets.tobytes() if row is None else row for row in joined]
+        return np.frombuffer(factors.tobytes() + b"".join(filled), np.uint8)
+
+
+class _Gathered(Uplink):
+    """One stage: what comes down are packets of all parties."""
+
+    def _reply_bytes(self) -> int:
+        return self._tier.num_parties * (4 + sum(self._up_bytes))
+
+    def _merged(self, reply: tf.Tensor) -> list[tf.Tensor]:
+        num_parties, one = self._tier.num_parties, sum(self._up_bytes)
+        lengths = tf.constant([4 * num_parties, *[one] * num_parties], tf.int64)
+        told, *rows = tf.split(reply, lengths, num=num_parties + 1)
+        factors = tf.bitcast(tf.reshape(told, [num_parties, 4]), tf.float32)
+        sums: list[tf.Tensor] = []
+        for place, row in enumerate(rows):
+            factor = factors[place]
+            parts = [
+                tf.where(factor > 0, factor * part, tf.zeros_like(part))
+                for part in self._decoded(self._up, row, self._up_bytes)
+            ]
+            sums = [a + b for a, b in zip(sums, parts, strict=True)] if sums else parts
+        return sums
