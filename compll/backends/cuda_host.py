@@ -152,7 +152,7 @@ class Host:
             lines.open("if (call.alone != 0) {")
             lines.add(f"TF_HIPS_LAUNCH({name}_alone, 1, kThreads, stream, call);", "return;")
             lines.close()
-        lines.add(*(launch.grid for launch in kernels.launches))
+        lines.add(*(launch.grid for launch in kernels.launches if launch.grid))
         lines.close()
         lines.add("")
 

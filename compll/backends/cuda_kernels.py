@@ -41,10 +41,12 @@ _SUM = Gradient("load_sum8<is_full>(gradient, residual, value", ("gradient", "re
 _AGAIN = Gradient("load_again8<is_full>(in, residual, value", ("in",))
 
 
-def grid_of(name: str, call: str, *, opening: str = "follow();") -> list[str]:
+def grid_of(
+    name: str, call: str, *, opening: str = "follow();", is_wide: bool = False
+) -> list[str]:
     """The kernel that does a function of blocks of threads by as many of them as are launched."""
     return [
-        f"TF_HIPS_KERNEL {name}_grid(const {call} call) {{",
+        f"TF_HIPS_{'WIDE_' if is_wide else ''}KERNEL {name}_grid(const {call} call) {{",
         f"  {opening}",
         f"  {name}(call, blockIdx.x);",
         "}",
@@ -80,7 +82,7 @@ class Launch:
     """One kernel, or several, of a call.
 
     Attributes:
-        grid: statement of the host that launches it.
+        grid: statement of the host that launches it; empty where one block of threads alone has it.
         alone: statement of a block of threads that does it all; empty where it needs nothing.
         number: how many kernels are started.
     """
@@ -91,7 +93,9 @@ class Launch:
 
     def only_if(self, condition: str) -> "Launch":
         """The same where a condition (C++) of the call is met."""
-        grid, alone = (f"if ({condition}) {text}" for text in (self.grid, self.alone))
+        grid, alone = (
+            f"if ({condition}) {text}" if text else "" for text in (self.grid, self.alone)
+        )
         return Launch(grid, alone, self.number)
 
 
@@ -122,6 +126,7 @@ class Kernels:
     waits_late: bool = False
     _had_header: bool = False
     _kernel: str = ""
+    _is_wide: bool = False
     _blocks: str = ""
     _template: Lines = field(default_factory=Lines)
     _leaves: bool = False
@@ -202,6 +207,7 @@ class Kernels:
         opening: Sequence[str] = (),
         parts: Sequence[nodes.Elementwise] = (),
         besides: Sequence[nodes.Expr] = (),
+        is_wide: bool = False,
     ) -> str:
         """Opens a kernel over the tiles of a loop, or over chunks; returns its name.
 
@@ -213,11 +219,12 @@ class Kernels:
                 neighbouring tiles, else one.
             parts: all that its loops compute of the tile's elements and blocks.
             besides: what else it computes.
+            is_wide: its blocks have kWide threads.
         """
         self._number += 1
         name = f"{self.prefix}_{kind}{self._number}"
         add = self.lines.add
-        self._kernel = name
+        self._kernel, self._is_wide = name, is_wide
         self._had_header = self._is_header_written
         # It may write the header, too, if that is not written.
         header = [] if self._had_header else [value for _, value in self.header]
@@ -261,7 +268,8 @@ class Kernels:
         self._blocks = blocks
         self.launches.append(
             Launch(
-                f"TF_HIPS_FOLLOW({name}_grid, {blocks}, kThreads, stream, call);",
+                f"TF_HIPS_FOLLOW({name}_grid, {blocks}, {'kWide' if is_wide else 'kThreads'}, "
+                "stream, call);",
                 f"for (uint32_t k = 0; k < {blocks}; ++k) {name}(call, k);",
             )
         )
@@ -286,7 +294,9 @@ class Kernels:
             self._declare_sum()
         if not self._leaves:
             opening = "if (!call.is_just_checked) follow();" if self.waits_late else "follow();"
-            self.lines.add(*grid_of(self._kernel, self.call, opening=opening))
+            self.lines.add(
+                *grid_of(self._kernel, self.call, opening=opening, is_wide=self._is_wide)
+            )
             return
         name, blocks = self._kernel, self._blocks
         self._template.add("template <bool leaves_rest>")

@@ -6,11 +6,13 @@
               read, finds that by counting digits
     top_k     cuda_top_k.py
     hadamard  a block of threads transforms the blocks of a tile in shared memory (hadamard.cuh)
-    scatter   places, checked; zeros; values to their places
+    scatter   places, checked; zeros, and values to their places: of a gradient that is written
+              anew tile by tile
 
 Nothing is written to the gradient of a decode before all places of all its chunks are checked.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 
@@ -340,14 +342,22 @@ class Selections:
         places = kernels.array(place, "places", f"kTile * call.tiles[{loop}]")
         placed = kernels.array("Placed", "placed", "1")
         place_at = f"call.{places} + spot.chunk * call.{places}_room"
-        self._places(value, loop, (place, place_at, placed))
+        firsts = ""
+        if is_out:
+            firsts = kernels.array("int32_t", "firsts", f"call.tiles[{whole}] + 1")
+        self._places(value, loop, (place, place_at, placed), firsts)
 
         kernels.begin("clear", whole)
         size = f"call.{placed}[spot.chunk].whole"
         add(f"TF_HIPS_PHASE(t) {{ clear_tile(t, spot.base, {size}, {target}); }}")
         kernels.end()
+        is_set = "call.mode == TF_HIPS_SET"
         if is_out:
-            kernels.launches[-1] = kernels.launches[-1].only_if("call.mode == TF_HIPS_SET")
+            alone = kernels.launches[-1].only_if(is_set)
+            kernels.launches[-1] = dataclasses.replace(alone, grid="", number=0)
+            self._fill(values, whole, (place_at, placed, firsts))
+            grid = kernels.launches[-1].only_if(is_set)
+            kernels.launches[-1] = dataclasses.replace(grid, alone="")
 
         kernels.begin("scatter", kernels.loop(values.size))
         scope = kernels.scope()
@@ -364,17 +374,65 @@ class Selections:
         kernels.each(scope, values.size, HERE, used, [item])
         self.lines.close()
         kernels.end()
+        if is_out:
+            scatter = kernels.launches[-1]
+            grid = scatter.only_if("call.mode != TF_HIPS_SET").grid
+            kernels.launches[-1] = dataclasses.replace(scatter, grid=grid)
 
-    def _places(self, value: nodes.Scatter, loop: int, names: tuple[str, str, str]) -> None:
+    def _fill(self, values: nodes.Elementwise, whole: int, names: tuple[str, str, str]) -> None:
+        """A kernel that writes all of the gradient, which has zeros where there is no value.
+
+        `names`: where places are, and the members with how many there are and which is a tile's
+        first.
+        """
+        kernels, add = self.kernels, self.lines.add
+        place_at, placed, firsts = names
+        # Report and numbers are under way together.
+        kernels.begin("fill", whole, is_check=True)
+        scope = kernels.scope()
+        scope.unpack([values, values.size])
+        first, end = scope.names.fresh("first_here"), scope.names.fresh("end_here")
+        tile, number = scope.names.fresh("tile_values"), scope.names.fresh("number")
+        size = scope.names.fresh("size")
+        at = f"call.{firsts}[spot.chunk * call.{firsts}_room + spot.base / kTile"
+        add(
+            "const Report report = *call.report;",
+            f"const int32_t {first} = {at}], {end} = {at} + 1];",
+            f"const int64_t {size} = call.{placed}[spot.chunk].whole;",
+            f"if (report != TF_HIPS_CUDA_FINE || spot.base >= {size}) return;",
+            f"TF_HIPS_SHARED float {tile}[kTile];",
+            f"TF_HIPS_PHASE(t) {{ clear_tile(t, 0, kTile, {tile}); }}",
+        )
+        self.lines.open("TF_HIPS_PHASE(t) {")
+        self.lines.open(f"for (int64_t {number} = {first} + t; {number} < {end}; {number} += kThreads) {{")
+        statements, text = scope.element(values, FLOAT, number)
+        add(
+            *statements,
+            f"{tile}[({place_at})[{number}] - spot.base] = 0.0f + {text};",
+        )
+        self.lines.close()
+        self.lines.close()
+        add(f"TF_HIPS_PHASE(t) {{ put_tile(t, spot.base, {size}, {tile}, out); }}")
+        self.lines.close()
+        kernels.end()
+
+    def _places(
+        self, value: nodes.Scatter, loop: int, names: tuple[str, str, str], firsts: str
+    ) -> None:
         """A kernel that leaves the places of a scatter, and checks them.
 
-        `names`: the type of a place, where they go, and the member that says how many there are.
+        Args:
+            value: the scatter.
+            loop: number of the loop over places.
+            names: the type of a place, where they go, and the member with how many there are.
+            firsts: the member that takes which value is the first of each tile, if any.
         """
         kernels, add = self.kernels, self.lines.add
         place, place_at, placed = names
         indices, values = part_of(value.indices), part_of(value.values)
         useds = [] if value.used is None else [value.used]
         kernels.begin("places", loop, is_check=True)
+        kernels.waits_late = bool(firsts)
         # Behind the place before the tile those of the tile.
         add(f"TF_HIPS_SHARED {place} places_here[kTile + 1];")
         scope = kernels.scope()
@@ -382,6 +440,10 @@ class Selections:
         elements, size = whole_of(scope, indices), scope.names.fresh("size")
         add(f"const int64_t {size} = {scope.c(value.size)};")
         made = scope.names.fresh("made")
+        ahead = (
+            "for (int u = 0; u < kEach && call.mode != TF_HIPS_SET; ++u) "
+            "if ({made}[u] >= 0) fetch_ahead(out + {made}[u]);"
+        )
         item = Item(
             indices,
             INT,
@@ -390,6 +452,7 @@ class Selections:
             [
                 f"keep8({made}, {place_at} + first);",
                 f"for (int u = 0; u < kEach; ++u) places_here[kEach * t + u + 1] = {made}[u];",
+                *([ahead.format(made=made)] if firsts else []),
             ],
         )
         kernels.each(scope, indices.size, HERE, elements, [item])
@@ -408,12 +471,20 @@ class Selections:
         complaint = (
             "complain(call.report, call.rows.first, spot.chunk, TF_HIPS_BODY_CONTRADICTS_PARAMS);"
         )
+        if firsts:
+            # Here, and not before: packets are being checked meanwhile.
+            add("if (call.is_just_checked) follow();")
+        fill = (
+            f"for (int64_t tile = 0; tile <= num_tiles({size}); ++tile) "
+            f"call.{firsts}[spot.chunk * call.{firsts}_room + tile] = 0;"
+        )
         self.lines.open("TF_HIPS_PHASE(t) {")
         self.lines.open("if (t == 0 && spot.base == 0) {")
         add(
             "places_here[0] = -1;",
             f"call.{placed}[spot.chunk] = {{{is_bad} ? 0 : {used}, {size}}};",
             f"if ({is_bad}) {complaint}",
+            *([f"if ({is_bad} || {used} == 0) {fill}"] if firsts else []),
         )
         self.lines.close()
         self.lines.open("if (t == 0 && spot.base != 0) {")
@@ -427,6 +498,16 @@ class Selections:
             f"const int64_t {last} = least(kTile, ({is_bad} ? 0 : {used}) - spot.base);",
             f"for (int k = t; k < {last}; k += kThreads) {{",
             f"  if (places_here[k + 1] <= places_here[k]) {complaint}",
+            *(
+                [
+                    "  if (call.mode == TF_HIPS_SET) {",
+                    f"    note_first(places_here[k], places_here[k + 1], spot.base + k, "
+                    f"{{{used}, {size}}}, call.{firsts} + spot.chunk * call.{firsts}_room);",
+                    "  }",
+                ]
+                if firsts
+                else []
+            ),
             "}",
         )
         self.lines.close()

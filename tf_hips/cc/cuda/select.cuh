@@ -312,6 +312,27 @@ TF_HIPS_INLINE Place place_of(int64_t place, int64_t whole) {
   return place >= 0 && place < whole ? static_cast<Place>(place) : Place{-1};
 }
 
+// Has memory begin to bring what will soon be read.
+TF_HIPS_INLINE void fetch_ahead([[maybe_unused]] const void* at) {
+#ifdef __CUDA_ARCH__
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+#endif
+}
+
+// Which of the values is the first of each tile of a vector, and behind the last tile how many there
+// are: what value `number` at `place`, behind one at `before` (-1: behind none), tells of that.
+TF_HIPS_INLINE void note_first(int32_t before, int32_t place, int64_t number, const Placed& placed,
+                               int32_t* firsts) {
+  if (place <= before) return;
+  for (int tile = before < 0 ? 0 : before / kTile + 1; tile <= place / kTile; ++tile) {
+    firsts[tile] = static_cast<int32_t>(number);
+  }
+  if (number + 1 < placed.used) return;
+  for (int64_t tile = place / kTile + 1; tile <= num_tiles(placed.whole); ++tile) {
+    firsts[tile] = static_cast<int32_t>(placed.used);
+  }
+}
+
 // Eight values to their places, which all differ: those of the first `count`. All are read before
 // the first is written, or each would wait for the one before.
 template <typename Place>
@@ -355,6 +376,17 @@ TF_HIPS_INLINE void clear_tile(int t, int64_t base, int64_t end, float* out) {
       t, base, end, out,
       [&](int64_t first) { *reinterpret_cast<float4*>(out + first) = {0.0f, 0.0f, 0.0f, 0.0f}; },
       [&](int64_t k) { out[k] = 0.0f; });
+}
+
+// A tile of `out` from shared memory.
+TF_HIPS_INLINE void put_tile(int t, int64_t base, int64_t end, const float* tile, float* out) {
+  each_four(
+      t, base, end, out,
+      [&](int64_t first) {
+        *reinterpret_cast<float4*>(out + first) =
+            *reinterpret_cast<const float4*>(tile + (first - base));
+      },
+      [&](int64_t k) { out[k] = tile[k - base]; });
 }
 
 // Makes 0 of what is not finite.
