@@ -181,6 +181,7 @@ class Kernels:
         *,
         is_picked: bool = False,
         here: str = "",
+        is_roomy: bool = False,
     ) -> None:
         """Makes a vector that is kept known.
 
@@ -190,10 +191,12 @@ class Kernels:
             count: the scalar that holds its length, if any.
             is_picked: only one element of it is kept.
             here: C++ for it in the kernel that makes it, if that needs it.
+            is_roomy: it begins at 16 bytes and has room for whole eights.
         """
         size = kept_size(step)
+        most = most_kept(step)
         self.side.definitions.append(
-            Definition(step.var, "kept", size, member, most_kept(step), count, is_picked, here)
+            Definition(step.var, "kept", size, member, most, count, is_picked, here, is_roomy)
         )
 
     # Kernels.

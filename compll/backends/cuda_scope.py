@@ -29,6 +29,9 @@ from compll.ir.walk import changed, free_vars, walk
 _ZERO = "zero"
 
 
+# Elements of which a thread can load eight at once, where a vector is kept.
+_LOADED = ("float", "int64_t")
+
 # A kernel need not use all that its expressions' lengths are made of.
 _MAYBE = "[[maybe_unused]] "
 
@@ -43,6 +46,7 @@ class Vector:
     pointer: str
     form: str  # "gradient", "state", "field", "kept" or "picked"
     bits: str | None = None
+    room: str = ""  # of one that is kept and begins at 16 bytes: C++ for how many it has room for
 
 
 @dataclass(frozen=True)
@@ -231,7 +235,8 @@ class Scope:
             if size is None or isinstance(size, nodes.Math):
                 size = nodes.Size(INT, var.span, nodes.Ref(var.type, var.span, var))
             form = "picked" if made.is_picked else "kept"
-            self.vectors[var] = Vector(var, size, count, name, form)
+            room = f"call.{made.member}_room" if made.is_roomy and kind in _LOADED else ""
+            self.vectors[var] = Vector(var, size, count, name, form, room=room)
 
     # The loop over a thread's elements.
 
@@ -260,7 +265,9 @@ class Scope:
 
     def _is_loaded(self, vector: Vector) -> bool:
         """Whether a thread loads its own eight elements, at which a loop reads a vector."""
-        if vector.form in ("kept", "picked"):
+        if vector.form == "kept":
+            return bool(vector.room)
+        if vector.form == "picked":
             return False
         # Behind its end are zeros, which eight that are loaded have there, too.
         return vector.size == self.size or vector.form in ("gradient", "field")
@@ -296,6 +303,12 @@ class Scope:
                 if gradient.after:
                     lines.add(gradient.after.format(tile=name))
                 self.wide += gradient.wide
+            elif vector.form == "kept":
+                full = "is_full" if vector.size == self.size else "false"
+                lines.add(
+                    f"load_kept8<{full}>({vector.pointer}, first, {vector.count}, {vector.room}, "
+                    f"{name});"
+                )
             elif vector.form == "state":
                 lines.add(f"load8<is_full>({vector.pointer}, first, n, {name});")
                 self.wide.append(vector.pointer)

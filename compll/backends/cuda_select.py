@@ -127,10 +127,22 @@ class Selections:
         statements, text = scope.element(source, kind, "spot.base + kEach * t + u")
         add(*statements, f"{at}[{place}] = {text};")
         self.lines.close("});")
-        for _ in range(2):
+        self.lines.close()
+        self.lines.close()
+        scope = kernels.scope()
+        scope.unpack([source.size, *limits])
+        elements = whole_of(scope, source)
+        self.lines.open("TF_HIPS_PHASE(t) {")
+        self.lines.open("if (t == 0 && spot.base == 0) {")
+        add(
+            f"call.{placed}[spot.chunk] = "
+            f"{{{self._limit(scope, value, source)}, {elements}}};"
+        )
+        for _ in range(3):
             self.lines.close()
         kernels.end()
 
+        # By one block of threads alone; in a grid each adds up by itself.
         kernels.begin("places", None)
         scope = kernels.scope()
         scope.unpack([source.size, *limits])
@@ -150,6 +162,7 @@ class Selections:
         for _ in range(3):
             self.lines.close()
         kernels.end()
+        kernels.launches[-1] = dataclasses.replace(kernels.launches[-1], grid="", number=0)
 
         fields = ", ".join(
             [
@@ -159,10 +172,11 @@ class Selections:
         )
         packing = f"Packing<{held}>{{{fields}}}"
         blocks = f"num_packers(call.tiles[{loop}]) * call.tensor.chunks"
-        grid = f"launch_pack({packing}, {blocks}, stream);"
+        sums = f"&call.scalars->{total}, sizeof(Scalars)"
+        grid = f"launch_pack({packing}, {blocks}, {sums}, stream);"
         alone = f"for (uint32_t k = 0; k < {blocks}; ++k) pack_tiles({packing}, k);"
         kernels.launches.append(Launch(grid, alone))
-        kernels.define_kept(step, member, total)
+        kernels.define_kept(step, member, total, is_roomy=True)
 
     # Sort.
 
@@ -173,8 +187,8 @@ class Selections:
         key: Callable[[str], str],
         keys: str,
         left: Sequence[nodes.Step],
-    ) -> None:
-        """A kernel that leaves the keys of a vector.
+    ) -> bool:
+        """A kernel that leaves the keys of a vector; whether it reads a sum that is not formed.
 
         Args:
             part: the vector.
@@ -205,6 +219,7 @@ class Selections:
         kernels.each(scope, part.size, gradient, elements, [item])
         self.lines.close()
         kernels.end()
+        return will_sum
 
     def _sort(self, step: nodes.Store, value: nodes.Sort, left: list[nodes.Step]) -> None:
         kernels, add, name = self.kernels, self.lines.add, step.var.name
@@ -221,7 +236,8 @@ class Selections:
             number = text if kind == FLOAT else f"static_cast<int64_t>({text})"
             return f"sort_key({number}, {order})"
 
-        self._keys(part, kind, key, keys, left)
+        had_sum = kernels.takes_sum
+        will_sum = self._keys(part, kind, key, keys, left)
         if index is not None:
             member = kernels.scalar(step.var, "float")
             kernels.define_kept(step, member, is_picked=True)
@@ -229,7 +245,18 @@ class Selections:
                 if isinstance(let, nodes.Let):
                     kernels.define(let.var, "let", let.value)
             del left[: len(lets)]
+            picks = [kernels.launches.pop()]
             self._pick(part, keys, member, order, index)
+            picks.append(kernels.launches.pop())
+            if kernels.takes_sum == had_sum:
+                self._pick_few(part, key, keys, member, order, index, will_sum=will_sum)
+                few = f"is_few_picks(call.tiles[{loop}])"
+                made = kernels.launches.pop().only_if(few)
+                kernels.launches.append(dataclasses.replace(made, alone="", number=0))
+                picks = [
+                    dataclasses.replace(pick, grid=f"if (!{few}) {pick.grid}") for pick in picks
+                ]
+            kernels.launches += picks
             return
         held = Scope(kernels.side, self.lines).c.type(kind)
         member = kernels.array(held, name, f"kTile * call.tiles[{loop}]")
@@ -295,6 +322,47 @@ class Selections:
         for _ in range(3):
             self.lines.close()
         kernels.end()
+
+    def _pick_few(
+        self,
+        part: nodes.Elementwise,
+        key: Callable[[str], str],
+        keys: str,
+        member: str,
+        order: str,
+        index: nodes.Expr,
+        *,
+        will_sum: bool,
+    ) -> None:
+        """The same where a wide block makes the keys, too; `will_sum`: of a sum to be formed."""
+        kernels, add, side = self.kernels, self.lines.add, self.kernels.side
+        before = side.has_read
+        kernels.begin("pick", None, is_wide=True)
+        scope = kernels.scope()
+        scope.unpack([part, part.size, index])
+        if will_sum:
+            self.sums.read_early(scope)
+        elements = whole_of(scope, part)
+        place, number = scope.names.fresh("place"), scope.names.fresh("number")
+        found = scope.names.fresh("found")
+        add(
+            f"const int64_t {place} = {scope.c(index)};",
+            f"uint32_t* const keys = call.{keys} + spot.chunk * call.{keys}_room;",
+        )
+        self.lines.open(f"const auto key_at = [&](int64_t {number}) {{")
+        statements, text = scope.element(part, FLOAT, number)
+        add(*statements, f"return {key(text)};")
+        self.lines.close("};")
+        self.lines.open(f"pick_made({elements}, {place}, keys, key_at, [&](uint32_t {found}) {{")
+        add(
+            f"const bool is_there = {place} >= 0 && {place} < {elements};",
+            f"call.scalars[spot.chunk].{member} = "
+            f"is_there ? sorted_value({found}, {order}, 0.0f) : 0.0f;",
+        )
+        self.lines.close("});")
+        self.lines.close()
+        kernels.end()
+        side.has_read = before
 
     # Hadamard.
 

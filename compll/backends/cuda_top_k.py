@@ -71,7 +71,7 @@ class TopK:
         )
         top = f"{{{fields}}}"
         kernels.launches.append(Launch(f"run_top_k({top}, stream);", f"top_k_alone({top});"))
-        kernels.define_kept(step, member)
+        kernels.define_kept(step, member, is_roomy=True)
 
     def _guess(self, step: nodes.Store, value: nodes.TopK, chosen: str) -> None:
         """A kernel that finds from a sample which keys are surely too small."""

@@ -82,6 +82,21 @@ TF_HIPS_INLINE void keep8(const T (&values)[8], T* to) {
   for (size_t k = 0; k < sizeof(T) / 2; ++k) reinterpret_cast<uint4*>(to)[k] = words[k];
 }
 
+// The same of a vector that has `count` of them, and memory for `room`; 0 behind its end.
+template <bool is_full, typename T>
+TF_HIPS_INLINE void load_kept8(const T* from, int64_t first, int64_t count, int64_t room,
+                               T (&out)[8]) {
+  if (is_full || first + 8 <= room) {
+    take8(from + first, out);
+  } else {
+    TF_HIPS_UNROLL
+    for (int u = 0; u < 8; ++u) out[u] = T{0};
+  }
+  if (is_full) return;
+  TF_HIPS_UNROLL
+  for (int u = 0; u < 8; ++u) out[u] = first + u < count ? out[u] : T{0};
+}
+
 // Where a kernel that also takes away what the packet holds keeps its tile of gradient + residual:
 // in shared memory, element `base` first.
 struct SumTile {

@@ -16,6 +16,24 @@ namespace cuda {
 // Sums up to each thread, its own value included; `values` has kThreads, and room for as many more.
 // In phases; all threads must call it. Returns where the sums are.
 __device__ inline const int64_t* scan_threads(int64_t* values) {
+#ifdef __CUDA_ARCH__
+  constexpr int kWarpThreads = 32;
+  __shared__ int64_t sums[kThreads / kWarpThreads];
+  const int t = static_cast<int>(threadIdx.x), lane = t % kWarpThreads, warp = t / kWarpThreads;
+  long long sum = values[t];
+  TF_HIPS_UNROLL
+  for (int step = 1; step < kWarpThreads; step *= 2) {
+    const long long before = __shfl_up_sync(0xFFFFFFFFu, sum, step);
+    if (lane >= step) sum += before;
+  }
+  if (lane == kWarpThreads - 1) sums[warp] = sum;
+  __syncthreads();
+  TF_HIPS_UNROLL
+  for (int k = 0; k < kThreads / kWarpThreads - 1; ++k) sum += k < warp ? sums[k] : 0;
+  values[kThreads + t] = sum;
+  __syncthreads();
+  return values + kThreads;
+#else
   int64_t* from = values;
   int64_t* to = values + kThreads;
   for (int width = 1; width < kThreads; width *= 2) {
@@ -25,6 +43,7 @@ __device__ inline const int64_t* scan_threads(int64_t* values) {
     to = last;
   }
   return from;
+#endif
 }
 
 // The sum of a value of each thread. In phases; all threads must call it.
@@ -265,6 +284,23 @@ struct Packing {
   int64_t tiles;
 };
 
+// Copies `count` values, by kPackers threads, of which this is number `t`.
+template <typename T>
+TF_HIPS_INLINE void copy_left(int t, const T* from, int64_t count, T* to) {
+  for (int64_t k = t; k < count; k += kPackers * kPackedAtOnce) {
+    // All are read before the first is written, or each would wait for the one before.
+    T here[kPackedAtOnce];
+    TF_HIPS_UNROLL
+    for (int u = 0; u < kPackedAtOnce; ++u) {
+      if (k + u * kPackers < count) here[u] = from[k + u * kPackers];
+    }
+    TF_HIPS_UNROLL
+    for (int u = 0; u < kPackedAtOnce; ++u) {
+      if (k + u * kPackers < count) to[k + u * kPackers] = here[u];
+    }
+  }
+}
+
 template <typename T>
 TF_HIPS_BLOCK pack_tiles(const Packing<T>& call, uint32_t block_index) {
   const uint32_t blocks = static_cast<uint32_t>(num_packers(call.tiles));
@@ -279,31 +315,53 @@ TF_HIPS_BLOCK pack_tiles(const Packing<T>& call, uint32_t block_index) {
       const int64_t end = tile + 1 == tiles ? placed.used : least(before[1], placed.used);
       const T* const from = call.left + chunk * call.left_room + tile * kTile;
       T* const to = call.out + chunk * call.out_room + begin;
-      for (int64_t k = t % kPackers; k < end - begin; k += kPackers * kPackedAtOnce) {
-        // All are read before the first is written, or each would wait for the one before.
-        T here[kPackedAtOnce];
-        TF_HIPS_UNROLL
-        for (int u = 0; u < kPackedAtOnce; ++u) {
-          if (k + u * kPackers < end - begin) here[u] = from[k + u * kPackers];
-        }
-        TF_HIPS_UNROLL
-        for (int u = 0; u < kPackedAtOnce; ++u) {
-          if (k + u * kPackers < end - begin) to[k + u * kPackers] = here[u];
-        }
+      copy_left(t % kPackers, from, end - begin, to);
+    }
+  }
+}
+
+// The same where `before` has how many values each tile has, and `placed` how many are wanted at
+// most: a block of threads adds up what is before its tiles. *total, of chunks that lie `stride`
+// bytes behind one another: how many there are.
+template <typename T>
+TF_HIPS_KERNEL pack_counted(const Packing<T> call, int64_t* total, int64_t stride) {
+  follow();
+  TF_HIPS_SHARED int64_t sums[kThreads];
+  TF_HIPS_SHARED int64_t before;
+  const uint32_t blocks = static_cast<uint32_t>(num_packers(call.tiles));
+  const uint32_t chunk = blockIdx.x / blocks;
+  const int64_t first = int64_t{blockIdx.x - chunk * blocks} * kPackedTiles;
+  const Placed placed = call.placed[chunk];
+  const int64_t tiles = num_tiles(placed.whole);
+  if (first >= tiles) return;
+  const int64_t* const counts = call.before + chunk * call.before_room;
+  TF_HIPS_PHASE(t) {
+    int64_t sum = 0;
+    for (int64_t k = t; k < first; k += kThreads) sum += counts[k];
+    sums[t] = sum;
+  }
+  sum_threads(sums, &before);
+  TF_HIPS_PHASE(t) {
+    const int64_t tile = first + t / kPackers;
+    if (tile < tiles) {
+      int64_t begin = before;
+      for (int64_t k = first; k < tile; ++k) begin += counts[k];
+      const int64_t end = begin + counts[tile];
+      copy_left(t % kPackers, call.left + chunk * call.left_room + tile * kTile,
+                least(end, placed.used) - begin, call.out + chunk * call.out_room + begin);
+      if (tile + 1 == tiles && t % kPackers == 0) {
+        int64_t* const at =
+            reinterpret_cast<int64_t*>(reinterpret_cast<char*>(total) + chunk * stride);
+        *at = least(end, placed.used);
       }
     }
   }
 }
 
 template <typename T>
-TF_HIPS_KERNEL pack_tiles_grid(const Packing<T> call) {
-  follow();
-  pack_tiles(call, blockIdx.x);
-}
-
-template <typename T>
-void launch_pack(const Packing<T>& call, int64_t blocks, cudaStream_t stream) {
-  TF_HIPS_FOLLOW(pack_tiles_grid<T>, blocks, kThreads, stream, call);
+void launch_pack(const Packing<T>& call, int64_t blocks, int64_t* total, int64_t stride,
+                 cudaStream_t stream) {
+  TF_HIPS_FOLLOW(pack_counted<T>, blocks, kThreads, stream, call, total, stride);
 }
 
 // A place of a vector of `whole` elements; -1, which is behind none, where it is outside.

@@ -58,6 +58,9 @@ TF_HIPS_INLINE uint32_t digit_of(uint32_t key, int pass) {
 
 TF_HIPS_INLINE bool is_few_tiles(int64_t tiles) { return tiles <= TF_HIPS_FEW_TILES; }
 
+// Whether one wide block makes and picks keys sooner than two kernels.
+TF_HIPS_INLINE bool is_few_picks(int64_t tiles) { return is_few_tiles(tiles) && tiles <= 8; }
+
 // All of `count` keys are left.
 TF_HIPS_INLINE Chosen chosen_of(int64_t count, int64_t wanted) {
   return {count, wanted, static_cast<int32_t>(count), 0u, shift_of(0)};
@@ -177,6 +180,15 @@ TF_HIPS_INLINE bool is_above(const Span& span, uint32_t key) {
   return key >= span.low && static_cast<uint64_t>(key - span.low) >> span.bits != 0;
 }
 
+// How many of few keys are larger than one, and how many are the same.
+TF_HIPS_INLINE void count_others(const uint32_t* few, int32_t inside, uint32_t key,
+                                 int32_t* larger, int32_t* same) {
+  for (int k = 0; k < inside; ++k) {
+    *larger += few[k] > key ? 1 : 0;
+    *same += few[k] == key ? 1 : 0;
+  }
+}
+
 // Of what each chunk has left the places of the largest, ascending: of equals the first.
 TF_HIPS_WIDE_KERNEL top_k_wide(const TopK call) {
   follow();
@@ -248,10 +260,7 @@ TF_HIPS_WIDE_KERNEL top_k_wide(const TopK call) {
       if (t < span.inside) {
         const uint32_t own = few[t];
         int32_t larger = 0, same = 0;
-        for (int k = 0; k < span.inside; ++k) {
-          larger += few[k] > own ? 1 : 0;
-          same += few[k] == own ? 1 : 0;
-        }
+        count_others(few, span.inside, own, &larger, &same);
         // All that are the wanted key write the same.
         if (larger < span.wanted && span.wanted <= larger + same) {
           cut = own;
@@ -282,40 +291,68 @@ TF_HIPS_WIDE_KERNEL top_k_wide(const TopK call) {
   }
 }
 
-// The key that is the wanted one of few keys, counted from the largest, as far as `passes` digits
-// tell it, and which of those with that key it is; by one block of threads. In phases.
-__device__ inline void find_key(const uint32_t* keys, int64_t count, int32_t wanted, uint32_t* key,
-                                int32_t* equal, int passes = kPasses) {
-  TF_HIPS_SHARED int32_t bins[kBins];
-  TF_HIPS_SHARED Picked picked;
-  // Tiles whose keys a thread reads before it counts any: it waits for memory once.
+// Calls `use` with each of few keys, eight neighbours of a tile by a thread.
+template <typename Use>
+TF_HIPS_INLINE void each_key(const uint32_t* keys, int64_t count, int t, const Use& use) {
+  // Tiles whose keys a thread reads before it uses any: it waits for memory once.
   constexpr int kAtOnce = 4;
+  for (int64_t base = kEach * t; base < count; base += kAtOnce * kTile) {
+    uint32_t here[kAtOnce][kEach];
+    TF_HIPS_UNROLL
+    for (int k = 0; k < kAtOnce; ++k) {
+      if (base + k * kTile < count) take8(keys + base + k * kTile, here[k]);
+    }
+    TF_HIPS_UNROLL
+    for (int k = 0; k < kAtOnce; ++k) {
+      const int64_t inside = count - base - k * kTile;
+      TF_HIPS_UNROLL
+      for (int u = 0; u < kEach; ++u) {
+        if (u < inside) use(here[k][u]);
+      }
+    }
+  }
+}
+
+// The key that is the wanted one of few keys, counted from the largest, and which of those with
+// that key it is; by one block of threads. In phases.
+__device__ inline void find_key(const uint32_t* keys, int64_t count, int32_t wanted, uint32_t* key,
+                                int32_t* equal) {
+  TF_HIPS_SHARED int32_t bins[kBins];
+  TF_HIPS_SHARED uint32_t few[kThreads];
+  TF_HIPS_SHARED int32_t num_few;
+  TF_HIPS_SHARED Picked picked;
   uint32_t found = 0;
-  for (int pass = 0; pass < passes; ++pass) {
+  for (int pass = 0; pass < kPasses; ++pass) {
     TF_HIPS_PHASE(t) {
       for (int k = t; k < kBins / 4; k += kThreads) reinterpret_cast<uint4*>(bins)[k] = {};
+      if (t == 0) num_few = 0;
     }
     TF_HIPS_PHASE(t) {
-      for (int64_t base = kEach * t; base < count; base += kAtOnce * kTile) {
-        uint32_t here[kAtOnce][kEach];
-        TF_HIPS_UNROLL
-        for (int k = 0; k < kAtOnce; ++k) {
-          if (base + k * kTile < count) take8(keys + base + k * kTile, here[k]);
-        }
-        TF_HIPS_UNROLL
-        for (int k = 0; k < kAtOnce; ++k) {
-          const int64_t inside = count - base - k * kTile;
-          TF_HIPS_UNROLL
-          for (int u = 0; u < kEach; ++u) {
-            if (u >= inside || !is_candidate(here[k][u], found, pass)) continue;
-            atomicAdd(&bins[digit_of(here[k][u], pass)], 1);
-          }
-        }
-      }
+      each_key(keys, count, t, [&](uint32_t one) {
+        if (is_candidate(one, found, pass)) atomicAdd(&bins[digit_of(one, pass)], 1);
+      });
     }
     pick_bin<kThreads>(bins, wanted, &picked);
     found |= static_cast<uint32_t>(picked.bin) << shift_of(pass);
     wanted = picked.wanted;
+    if (pass + 1 == kPasses || picked.inside > kThreads) continue;
+    // So few that each is compared with the others.
+    const int32_t inside = picked.inside;
+    TF_HIPS_PHASE(t) {
+      each_key(keys, count, t, [&](uint32_t one) {
+        if (is_candidate(one, found, pass + 1)) few[atomicAdd(&num_few, 1)] = one;
+      });
+    }
+    TF_HIPS_PHASE(t) {
+      if (t < inside) {
+        const uint32_t own = few[t];
+        int32_t larger = 0, same = 0;
+        count_others(few, inside, own, &larger, &same);
+        // All that are the wanted key write the same.
+        if (larger < wanted && wanted <= larger + same) *key = own, *equal = wanted - larger;
+      }
+    }
+    return;
   }
   TF_HIPS_PHASE(t) {
     if (t == 0) *key = found, *equal = wanted;
@@ -334,6 +371,73 @@ __device__ inline void pick_sorted(const uint32_t* keys, int64_t count, int64_t 
     return;
   }
   find_key(keys, count, static_cast<int32_t>(count - index), key, &equal);
+}
+
+// As pick_sorted, by a wide block, which makes the keys, too, and leaves them in `keys`.
+// key_at(number of an element): its key; put(key) takes the one. In phases.
+template <typename KeyAt, typename Put>
+__device__ __forceinline__ void pick_made(int64_t count, int64_t index, uint32_t* keys,
+                                          const KeyAt& key_at, const Put& put) {
+  // Keys that a thread makes at once, and so reads for.
+  constexpr int kAtOnce = 4;
+  TF_HIPS_SHARED int32_t bins[kBins];
+  TF_HIPS_SHARED uint32_t few[kFewKeys];
+  TF_HIPS_SHARED int32_t num_few;
+  TF_HIPS_SHARED Picked picked;
+  if (index < 0 || index >= count) {
+    TF_HIPS_WIDE(t) {
+      if (t == 0) put(0u);
+    }
+    return;
+  }
+  int32_t wanted = static_cast<int32_t>(count - index);
+  uint32_t found = 0;
+  for (int pass = 0; pass < kPasses; ++pass) {
+    TF_HIPS_WIDE(t) {
+      for (int k = t; k < kBins; k += kWide) bins[k] = 0;
+      if (t == 0) num_few = 0;
+    }
+    TF_HIPS_WIDE(t) {
+      for (int64_t first = t; first < count; first += kAtOnce * kWide) {
+        uint32_t made[kAtOnce];
+        TF_HIPS_UNROLL
+        for (int u = 0; u < kAtOnce; ++u) {
+          const int64_t k = first + u * kWide;
+          made[u] = k >= count ? 0 : pass == 0 ? key_at(k) : keys[k];
+        }
+        TF_HIPS_UNROLL
+        for (int u = 0; u < kAtOnce; ++u) {
+          const int64_t k = first + u * kWide;
+          if (k >= count) break;
+          if (pass == 0) keys[k] = made[u];
+          if (is_candidate(made[u], found, pass)) atomicAdd(&bins[digit_of(made[u], pass)], 1);
+        }
+      }
+    }
+    pick_bin<kWide>(bins, wanted, &picked);
+    found |= static_cast<uint32_t>(picked.bin) << shift_of(pass);
+    wanted = picked.wanted;
+    if (pass + 1 == kPasses || picked.inside > kFewKeys) continue;
+    // So few that each is compared with the others.
+    const int32_t inside = picked.inside;
+    TF_HIPS_WIDE(t) {
+      for (int64_t k = t; k < count; k += kWide) {
+        if (is_candidate(keys[k], found, pass + 1)) few[atomicAdd(&num_few, 1)] = keys[k];
+      }
+    }
+    TF_HIPS_WIDE(t) {
+      if (t < inside) {
+        int32_t larger = 0, same = 0;
+        count_others(few, inside, few[t], &larger, &same);
+        // All that are the wanted key put the same.
+        if (larger < wanted && wanted <= larger + same) put(few[t]);
+      }
+    }
+    return;
+  }
+  TF_HIPS_WIDE(t) {
+    if (t == 0) put(found);
+  }
 }
 
 // What is above a key of eight, and what is equal to it, as two halves of a word.
