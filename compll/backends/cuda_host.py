@@ -271,19 +271,20 @@ class Host:
             )
             lines.close()
         lines.add(
-            "const bool is_few = !is_own && num <= kMaxRows &&",
-            "                    call.tensor.chunks * num <= kThreads;",
+            "const bool is_few =",
+            "    is_own || (num <= kMaxRows && call.tensor.chunks * num <= kThreads);",
         )
         lines.open("if (is_few) {")
         lines.add(
             "take(0, kMaxRows);",
+            "if (is_own) call.rows.num = 0;  // nothing to check: only the report is made",
             "TF_HIPS_FOLLOW(check_few_grid, 1, kThreads, stream, call);",
         )
         lines.turn("} else {")
         lines.add("cudaMemsetAsync(call.report, 0xFF, sizeof(Report), stream);")
         lines.close()
         lines.open(
-            "for (int32_t first = 0; first < num && !is_own && !is_few; first += kMaxRows) {"
+            "for (int32_t first = 0; first < num && !is_few; first += kMaxRows) {"
         )
         lines.add(
             "take(first, kMaxRows);",

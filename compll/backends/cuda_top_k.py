@@ -7,8 +7,8 @@
               function of a block of threads
     top_k     a wide block of threads a chunk: which of what is left are the largest
 
-Of a vector of few tiles all are left: in place of the first three a kernel makes keys. One block of
-threads does a small one alone, with the same keys.
+Of a vector of few tiles all are left: in place of the first three a kernel makes keys, the last one
+if no sum is formed on the way. One block of threads does a small one alone, with the same keys.
 """
 
 import dataclasses
@@ -43,24 +43,6 @@ class TopK:
         counts = kernels.array("int32_t", f"{name}_counts", f"call.tiles[{loop}]")
         member = kernels.array("int64_t", name, f"kTile * call.tiles[{room}]")
         is_few = f"is_few_tiles(call.tiles[{loop}])"
-        before = kernels.side.has_read
-        self._guess(step, value, chosen)
-        guess = kernels.launches.pop()
-        self._keys(value, keys, chosen)
-        # Either kernel makes the keys, and the sum.
-        kernels.side.has_read = before
-        only_keys = kernels.launches.pop()
-        ranks = self._ranks(value, (keys, places, counts, chosen))
-        left = kernels.launches.pop()
-        self._settle(part, ranks, chosen)
-        settle = kernels.launches.pop()
-        kernels.launches += [
-            dataclasses.replace(only_keys, grid=f"if ({is_few}) {only_keys.grid}"),
-            *(
-                Launch(f"if (!{is_few}) {launch.grid}", "", number=0)
-                for launch in (guess, left, settle)
-            ),
-        ]
         fields = ", ".join(
             [
                 *(f"call.{keys}, call.{places}, call.{keys}_room",),
@@ -69,8 +51,37 @@ class TopK:
                 *(f"kTile * ({is_few} ? 1 : call.run[{loop}]), call.tensor.chunks, {is_few}",),
             ]
         )
-        top = f"{{{fields}}}"
-        kernels.launches.append(Launch(f"run_top_k({top}, stream);", f"top_k_alone({top});"))
+        top = f"TopK{{{fields}}}"
+        before, had_sum = kernels.side.has_read, kernels.takes_sum
+        self._guess(step, value, chosen)
+        guess = kernels.launches.pop()
+        self._keys(value, keys, chosen)
+        # Either kernel makes the keys, and the sum.
+        kernels.side.has_read = before
+        only_keys = kernels.launches.pop()
+        alone = Launch("", f"top_k_alone({top});")
+        if kernels.takes_sum == had_sum:
+            # Then one kernel can make them and find the largest.
+            self._few(value, keys, top)
+            kernels.side.has_read = before
+            few = [dataclasses.replace(kernels.launches.pop(), alone="").only_if(is_few)]
+            few.append(dataclasses.replace(only_keys, grid="", number=0))
+            run = f"if (!{is_few}) "
+        else:
+            few = [dataclasses.replace(only_keys, grid=f"if ({is_few}) {only_keys.grid}")]
+            run = ""
+        ranks = self._ranks(value, (keys, places, counts, chosen))
+        left = kernels.launches.pop()
+        self._settle(part, ranks, chosen)
+        settle = kernels.launches.pop()
+        kernels.launches += [
+            *few,
+            *(
+                Launch(f"if (!{is_few}) {launch.grid}", "", number=0)
+                for launch in (guess, left, settle)
+            ),
+            dataclasses.replace(alone, grid=f"{run}run_top_k({top}, stream);"),
+        ]
         kernels.define_kept(step, member, is_roomy=True)
 
     def _guess(self, step: nodes.Store, value: nodes.TopK, chosen: str) -> None:
@@ -120,6 +131,27 @@ class TopK:
         add(f"call.{chosen}[spot.chunk] = chosen_of({elements}, {count});")
         for _ in range(3):
             self.lines.close()
+        kernels.end()
+
+    def _few(self, value: nodes.TopK, keys: str, top: str) -> None:
+        """A kernel that makes keys, leaves all, and finds the largest of them."""
+        kernels, add = self.kernels, self.lines.add
+        part = part_of(value.source)
+        kernels.begin("largest", None, is_wide=True)
+        scope = kernels.scope()
+        scope.unpack([part, part.size, value.count])
+        elements, number = whole_of(scope, part), scope.names.fresh("number")
+        add(
+            f"const int64_t wanted_ = "
+            f"least(maximum<int64_t>({scope.c(value.count)}, 0), {elements});",
+            f"uint32_t* const keys = call.{keys} + spot.chunk * call.{keys}_room;",
+        )
+        self.lines.open(f"const auto key_at = [&](int64_t {number}) {{")
+        statements, text = scope.element(part, FLOAT, number)
+        add(*statements, f"return rank_key({text});")
+        self.lines.close("};")
+        add(f"find_largest_of({top}, spot.chunk, {elements}, wanted_, keys, key_at);")
+        self.lines.close()
         kernels.end()
 
     def _ranks(self, value: nodes.TopK, members: tuple[str, str, str, str]) -> str:

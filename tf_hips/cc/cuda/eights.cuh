@@ -92,9 +92,10 @@ TF_HIPS_INLINE void load_kept8(const T* from, int64_t first, int64_t count, int6
     TF_HIPS_UNROLL
     for (int u = 0; u < 8; ++u) out[u] = T{0};
   }
-  if (is_full) return;
-  TF_HIPS_UNROLL
-  for (int u = 0; u < 8; ++u) out[u] = first + u < count ? out[u] : T{0};
+  if constexpr (!is_full) {
+    TF_HIPS_UNROLL
+    for (int u = 0; u < 8; ++u) out[u] = first + u < count ? out[u] : T{0};
+  }
 }
 
 // Where a kernel that also takes away what the packet holds keeps its tile of gradient + residual:

@@ -189,9 +189,12 @@ TF_HIPS_INLINE void count_others(const uint32_t* few, int32_t inside, uint32_t k
   }
 }
 
-// Of what each chunk has left the places of the largest, ascending: of equals the first.
-TF_HIPS_WIDE_KERNEL top_k_wide(const TopK call) {
-  follow();
+// Of what a chunk has left the places of the largest, ascending: of equals the first. By a wide
+// block. each_first(t, left, use) calls `use` with each key of the share of thread t, before any is read.
+// In phases.
+template <typename EachFirst>
+__device__ __forceinline__ void find_largest(const TopK& call, int64_t chunk, const Chosen& chosen,
+                                             const EachFirst& each_first) {
   TF_HIPS_SHARED int32_t bins[kBins];
   TF_HIPS_SHARED int32_t above[kWarps], equal[kWarps];  // of each warp, what comes before the cut
   TF_HIPS_SHARED uint32_t few[kFewKeys];
@@ -199,8 +202,6 @@ TF_HIPS_WIDE_KERNEL top_k_wide(const TopK call) {
   TF_HIPS_SHARED int32_t num_few, cut_equal;
   TF_HIPS_SHARED uint32_t cut;
   TF_HIPS_SHARED Picked picked;
-  const int64_t chunk = blockIdx.x;
-  const Chosen chosen = call.chosen[chunk];
   if (chosen.wanted == 0) return;
   const int64_t segments = (num_tiles(chosen.count) * kTile + call.each - 1) / call.each;
   const uint32_t* const keys = call.keys + chunk * call.room;
@@ -214,9 +215,9 @@ TF_HIPS_WIDE_KERNEL top_k_wide(const TopK call) {
   }
   // The first digit, of which the last bin has all that is larger.
   TF_HIPS_WIDE(t) {
-    each_left<false>(left, t, [&](uint32_t key, uint32_t, bool is_there) {
+    each_first(t, left, [&](uint32_t key) {
       const uint32_t digit = (key - chosen.least) >> chosen.shift;
-      if (is_there) atomicAdd(&bins[digit < kBins ? digit : kBins - 1], 1);
+      atomicAdd(&bins[digit < kBins ? digit : kBins - 1], 1);
     });
   }
   pick_bin<kWide>(bins, static_cast<int32_t>(chosen.wanted), &picked);
@@ -289,6 +290,40 @@ TF_HIPS_WIDE_KERNEL top_k_wide(const TopK call) {
       }
     });
   }
+}
+
+TF_HIPS_WIDE_KERNEL top_k_wide(const TopK call) {
+  follow();
+  const int64_t chunk = blockIdx.x;
+  const Chosen chosen = call.chosen[chunk];
+  find_largest(call, chunk, chosen, [](int t, const Left& left, const auto& use) {
+    each_left<false>(left, t, [&](uint32_t key, uint32_t, bool is_there) {
+      if (is_there) use(key);
+    });
+  });
+}
+
+// The same where all is left, and no kernel before has made keys: key_at(number of an element).
+template <typename KeyAt>
+__device__ __forceinline__ void find_largest_of(const TopK& call, int64_t chunk, int64_t count,
+                                                int64_t wanted, uint32_t* keys,
+                                                const KeyAt& key_at) {
+  constexpr int kAtOnce = 8;
+  find_largest(call, chunk, chosen_of(count, wanted), [&](int t, const Left&, const auto& use) {
+    for (int64_t first = t; first < count; first += kAtOnce * kWide) {
+      uint32_t made[kAtOnce];
+      TF_HIPS_UNROLL
+      for (int u = 0; u < kAtOnce; ++u) {
+        made[u] = first + u * kWide < count ? key_at(first + u * kWide) : 0;
+      }
+      TF_HIPS_UNROLL
+      for (int u = 0; u < kAtOnce; ++u) {
+        if (first + u * kWide >= count) break;
+        keys[first + u * kWide] = made[u];
+        use(made[u]);
+      }
+    }
+  });
 }
 
 // Calls `use` with each of few keys, eight neighbours of a tile by a thread.
