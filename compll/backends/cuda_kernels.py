@@ -42,11 +42,11 @@ _AGAIN = Gradient("load_again8<is_full>(in, residual, value", ("in",))
 
 
 def grid_of(
-    name: str, call: str, *, opening: str = "follow();", is_wide: bool = False
+    name: str, call: str, *, opening: str = "follow();", kind: str = ""
 ) -> list[str]:
     """The kernel that does a function of blocks of threads by as many of them as are launched."""
     return [
-        f"TF_HIPS_{'WIDE_' if is_wide else ''}KERNEL {name}_grid(const {call} call) {{",
+        f"TF_HIPS_{kind}KERNEL {name}_grid(const {call} call) {{",
         f"  {opening}",
         f"  {name}(call, blockIdx.x);",
         "}",
@@ -126,7 +126,7 @@ class Kernels:
     waits_late: bool = False
     _had_header: bool = False
     _kernel: str = ""
-    _is_wide: bool = False
+    _kind: str = ""
     _blocks: str = ""
     _template: Lines = field(default_factory=Lines)
     _leaves: bool = False
@@ -211,6 +211,7 @@ class Kernels:
         parts: Sequence[nodes.Elementwise] = (),
         besides: Sequence[nodes.Expr] = (),
         is_wide: bool = False,
+        is_dense: bool = False,
     ) -> str:
         """Opens a kernel over the tiles of a loop, or over chunks; returns its name.
 
@@ -223,11 +224,13 @@ class Kernels:
             parts: all that its loops compute of the tile's elements and blocks.
             besides: what else it computes.
             is_wide: its blocks have kWide threads.
+            is_dense: so few registers that as many blocks run as can, which hides latency.
         """
         self._number += 1
         name = f"{self.prefix}_{kind}{self._number}"
         add = self.lines.add
-        self._kernel, self._is_wide = name, is_wide
+        self._kernel = name
+        self._kind = "WIDE_" if is_wide else "DENSE_" if is_dense else ""
         self._had_header = self._is_header_written
         # It may write the header, too, if that is not written.
         header = [] if self._had_header else [value for _, value in self.header]
@@ -298,7 +301,7 @@ class Kernels:
         if not self._leaves:
             opening = "if (!call.is_just_checked) follow();" if self.waits_late else "follow();"
             self.lines.add(
-                *grid_of(self._kernel, self.call, opening=opening, is_wide=self._is_wide)
+                *grid_of(self._kernel, self.call, opening=opening, kind=self._kind)
             )
             return
         name, blocks = self._kernel, self._blocks

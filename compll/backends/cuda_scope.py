@@ -86,6 +86,7 @@ class Scope:
         self.tiles: dict[nodes.Var, str] = {}
         self.drawn: dict[int, str] = {}
         self.hoisted: dict[tuple[nodes.Var, nodes.Expr], str] = {}
+        self.gathered: dict[tuple[nodes.Var, nodes.Var], str] = {}
         # Floats that a loop is given, the same for all eight elements of a thread.
         self.given: Mapping[nodes.Var, str] = {}
         # C++ for the vectors that a full tile reads or writes 16 bytes at a time.
@@ -106,6 +107,8 @@ class Scope:
             turned = turned_by(index, self.position)
             if turned is not None and self._is_loaded(vector):
                 return f"{self.tiles[array]}[u{f' ^ {turned}' if turned else ''}]"
+        if isinstance(index, nodes.Ref) and (array, index.var) in self.gathered:
+            return f"{self.gathered[array, index.var]}[u]"
         block = block_of(index, self.position, self.side.program.blocks)
         if block is not None and (array, block) in self.hoisted:
             return self.hoisted[array, block]
@@ -247,7 +250,7 @@ class Scope:
 
         `size`: of the loop; `gradient`: where that is read.
         """
-        self.size = size
+        self.size, parts = size, tuple(parts)
         draws: list[nodes.Random] = []
         for part in parts:
             self.position = part.position
@@ -262,6 +265,40 @@ class Scope:
         # Behind the loads, which take as long.
         for draw in draws:
             self._draw(draw)
+        for part in parts:
+            self._gather(part)
+
+    def _gather(self, part: nodes.Elementwise) -> None:
+        """Loads what a part reads elsewhere, at places that it computes: all eight at once.
+
+        In the loop that needs them nvcc would wait for those of an element before it asks for those
+        of the next.
+        """
+        known = {let.var for let in part.lets}
+        for root in (*(let.value for let in part.lets), part.value):
+            for expr in walk(root):
+                match expr:
+                    case nodes.Index(array=nodes.Ref(var=array), index=nodes.Ref(var=place)):
+                        pass
+                    case _:
+                        continue
+                kind = self.c.type(element(array.type))
+                is_far = self.vectors[array].form in ("gradient", "state", "kept")
+                if place not in known or not is_far or (array, place) in self.gathered:
+                    continue
+                need, lets = {place}, list[nodes.Let]()
+                for let in reversed(part.lets):
+                    if let.var in need:
+                        lets.insert(0, let)
+                        need |= free_vars(let.value)
+                name = self.names.fresh(f"{array.name}_there")
+                self.lines.add(f"{kind} {name}[8];", "TF_HIPS_UNROLL")
+                self.lines.open("for (int u = 0; u < kEach; ++u) {")
+                made = replace(part, lets=tuple(lets), value=expr)
+                statements, text = self.element(made, element(array.type), "first + u")
+                self.lines.add(*statements, f"{name}[u] = {text};")
+                self.lines.close()
+                self.gathered[array, place] = name
 
     def _is_loaded(self, vector: Vector) -> bool:
         """Whether a thread loads its own eight elements, at which a loop reads a vector."""
@@ -332,7 +369,9 @@ class Scope:
             lines += made
         self.c.narrow = self._narrow
         try:
-            lines += [self.c.let(let) for let in part.lets]
+            # Of what is loaded already the place is not needed.
+            unused = _MAYBE if self.gathered else ""
+            lines += [unused + self.c.let(let) for let in part.lets]
             return lines, self._value(part, value)
         finally:
             self.c.narrow = None

@@ -6,10 +6,7 @@
               read, finds that by counting digits
     top_k     cuda_top_k.py
     hadamard  a block of threads transforms the blocks of a tile in shared memory (hadamard.cuh)
-    scatter   places, checked; zeros, and values to their places: of a gradient that is written
-              anew tile by tile
-
-Nothing is written to the gradient of a decode before all places of all its chunks are checked.
+    scatter   cuda_scatter.py
 """
 
 import dataclasses
@@ -19,6 +16,7 @@ from collections.abc import Callable, Sequence
 from compll.backends.cuda_kernels import HERE, Kernels, Launch
 from compll.backends.cuda_reads import only_index, reads_own, roots_of
 from compll.backends.cuda_reduce import Item
+from compll.backends.cuda_scatter import Scatters
 from compll.backends.cuda_scope import Scope
 from compll.backends.cuda_side import element, most_kept, part_of, reads
 from compll.backends.cuda_sums import Sums, whole_of
@@ -61,23 +59,15 @@ class Selections:
             case nodes.Scatter():
                 loop = self.kernels.loop(value.size)
                 member = self.kernels.array("float", step.var.name, f"kTile * call.tiles[{loop}]")
-                target = f"(call.{member} + spot.chunk * call.{member}_room)"
-                self._scatter(value, target)
+                Scatters(self.kernels).keep(value, member)
                 self.kernels.define_kept(step, member)
             case _:
                 raise TypeError(f"`step` must keep a vector. Received: {value!r}")
 
     def decode(self, value: nodes.Scatter) -> None:
         """Writes a scatter to the gradient of a decode, in the way that `mode` asks for."""
-        self._scatter(value, "out", is_out=True)
-        kernels = self.kernels
+        Scatters(self.kernels).decode(value)
         self.looks_broken = True
-        # Of what is not at a place none is left, if the sum had none.
-        opening = ["if (call.broken != nullptr && *call.broken == 0) return;"]
-        kernels.begin("finite", kernels.loop(value.size), opening=opening)
-        self.lines.add("TF_HIPS_PHASE(t) { make_finite(t, spot.base, n, out); }")
-        kernels.end()
-        kernels.launches[-1] = kernels.launches[-1].only_if("call.mode == TF_HIPS_RESIDUAL")
 
     def _limit(self, scope: Scope, value: nodes.Filter, source: nodes.Elementwise) -> str:
         if value.limit is None:
@@ -117,7 +107,7 @@ class Selections:
         item = Item(flags, BOOL, [f"uint32_t {mask} = 0;"], note, after)
         kernels.each(scope, flags.size, gradient, elements, [item])
         # In the next phase a thread has only what is in memory.
-        for loaded in (scope.tiles, scope.drawn, scope.hoisted):
+        for loaded in (scope.tiles, scope.drawn, scope.hoisted, scope.gathered):
             loaded.clear()
         self.lines.open("TF_HIPS_PHASE(t) {")
         place = scope.names.fresh("place")
@@ -398,186 +388,3 @@ class Selections:
         self.lines.close()
         kernels.end()
         kernels.define_kept(step, member)
-
-    # Scatter.
-
-    def _scatter(self, value: nodes.Scatter, target: str, *, is_out: bool = False) -> None:
-        kernels, add = self.kernels, self.lines.add
-        values, whole = part_of(value.values), kernels.loop(value.size)
-        # A chunk of the gradient has no more than 32 bits count.
-        place = "int32_t" if is_out else "int64_t"
-        loop = kernels.loop(part_of(value.indices).size)
-        places = kernels.array(place, "places", f"kTile * call.tiles[{loop}]")
-        placed = kernels.array("Placed", "placed", "1")
-        place_at = f"call.{places} + spot.chunk * call.{places}_room"
-        firsts = ""
-        if is_out:
-            firsts = kernels.array("int32_t", "firsts", f"call.tiles[{whole}] + 1")
-        self._places(value, loop, (place, place_at, placed), firsts)
-
-        kernels.begin("clear", whole)
-        size = f"call.{placed}[spot.chunk].whole"
-        add(f"TF_HIPS_PHASE(t) {{ clear_tile(t, spot.base, {size}, {target}); }}")
-        kernels.end()
-        is_set = "call.mode == TF_HIPS_SET"
-        if is_out:
-            alone = kernels.launches[-1].only_if(is_set)
-            kernels.launches[-1] = dataclasses.replace(alone, grid="", number=0)
-            self._fill(values, whole, (place_at, placed, firsts))
-            grid = kernels.launches[-1].only_if(is_set)
-            kernels.launches[-1] = dataclasses.replace(grid, alone="")
-
-        kernels.begin("scatter", kernels.loop(values.size))
-        scope = kernels.scope()
-        scope.unpack([values, values.size])
-        used, made = f"call.{placed}[spot.chunk].used", scope.names.fresh("values_here")
-        mode = "call.mode" if is_out else "TF_HIPS_SET"
-        item = Item(
-            values,
-            FLOAT,
-            [f"float {made}[kEach];"],
-            lambda text: f"{made}[u] = {text};",
-            [f"scatter8({made}, {place_at} + first, {used} - first, {mode}, {target});"],
-        )
-        kernels.each(scope, values.size, HERE, used, [item])
-        self.lines.close()
-        kernels.end()
-        if is_out:
-            scatter = kernels.launches[-1]
-            grid = scatter.only_if("call.mode != TF_HIPS_SET").grid
-            kernels.launches[-1] = dataclasses.replace(scatter, grid=grid)
-
-    def _fill(self, values: nodes.Elementwise, whole: int, names: tuple[str, str, str]) -> None:
-        """A kernel that writes all of the gradient, which has zeros where there is no value.
-
-        `names`: where places are, and the members with how many there are and which is a tile's
-        first.
-        """
-        kernels, add = self.kernels, self.lines.add
-        place_at, placed, firsts = names
-        # Report and numbers are under way together.
-        kernels.begin("fill", whole, is_check=True)
-        scope = kernels.scope()
-        scope.unpack([values, values.size])
-        first, end = scope.names.fresh("first_here"), scope.names.fresh("end_here")
-        tile, number = scope.names.fresh("tile_values"), scope.names.fresh("number")
-        size = scope.names.fresh("size")
-        at = f"call.{firsts}[spot.chunk * call.{firsts}_room + spot.base / kTile"
-        add(
-            "const Report report = *call.report;",
-            f"const int32_t {first} = {at}], {end} = {at} + 1];",
-            f"const int64_t {size} = call.{placed}[spot.chunk].whole;",
-            f"if (report != TF_HIPS_CUDA_FINE || spot.base >= {size}) return;",
-            f"TF_HIPS_SHARED float {tile}[kTile];",
-            f"TF_HIPS_PHASE(t) {{ clear_tile(t, 0, kTile, {tile}); }}",
-        )
-        self.lines.open("TF_HIPS_PHASE(t) {")
-        self.lines.open(f"for (int64_t {number} = {first} + t; {number} < {end}; {number} += kThreads) {{")
-        statements, text = scope.element(values, FLOAT, number)
-        add(
-            *statements,
-            f"{tile}[({place_at})[{number}] - spot.base] = 0.0f + {text};",
-        )
-        self.lines.close()
-        self.lines.close()
-        add(f"TF_HIPS_PHASE(t) {{ put_tile(t, spot.base, {size}, {tile}, out); }}")
-        self.lines.close()
-        kernels.end()
-
-    def _places(
-        self, value: nodes.Scatter, loop: int, names: tuple[str, str, str], firsts: str
-    ) -> None:
-        """A kernel that leaves the places of a scatter, and checks them.
-
-        Args:
-            value: the scatter.
-            loop: number of the loop over places.
-            names: the type of a place, where they go, and the member with how many there are.
-            firsts: the member that takes which value is the first of each tile, if any.
-        """
-        kernels, add = self.kernels, self.lines.add
-        place, place_at, placed = names
-        indices, values = part_of(value.indices), part_of(value.values)
-        useds = [] if value.used is None else [value.used]
-        kernels.begin("places", loop, is_check=True)
-        kernels.waits_late = bool(firsts)
-        # Behind the place before the tile those of the tile.
-        add(f"TF_HIPS_SHARED {place} places_here[kTile + 1];")
-        scope = kernels.scope()
-        scope.unpack([indices, indices.size, value.size])
-        elements, size = whole_of(scope, indices), scope.names.fresh("size")
-        add(f"const int64_t {size} = {scope.c(value.size)};")
-        made = scope.names.fresh("made")
-        ahead = (
-            "for (int u = 0; u < kEach && call.mode != TF_HIPS_SET; ++u) "
-            "if ({made}[u] >= 0) fetch_ahead(out + {made}[u]);"
-        )
-        item = Item(
-            indices,
-            INT,
-            [f"{place} {made}[kEach];"],
-            lambda text: f"{made}[u] = place_of<{place}>({text}, {size});",
-            [
-                f"keep8({made}, {place_at} + first);",
-                f"for (int u = 0; u < kEach; ++u) places_here[kEach * t + u + 1] = {made}[u];",
-                *([ahead.format(made=made)] if firsts else []),
-            ],
-        )
-        kernels.each(scope, indices.size, HERE, elements, [item])
-        self.lines.close()
-
-        scope = kernels.scope()
-        scope.unpack([indices, indices.size, values.size, value.size, *useds])
-        elements, size = whole_of(scope, indices), scope.names.fresh("size")
-        most, used = scope.names.fresh("most"), scope.names.fresh("used")
-        is_bad = f"{used} < 0 || {used} > {most}"
-        add(
-            f"const int64_t {size} = {scope.c(value.size)};",
-            f"const int64_t {most} = least({elements}, {scope.c(values.size)});",
-            f"const int64_t {used} = {most if value.used is None else scope.c(value.used)};",
-        )
-        complaint = (
-            "complain(call.report, call.rows.first, spot.chunk, TF_HIPS_BODY_CONTRADICTS_PARAMS);"
-        )
-        if firsts:
-            # Here, and not before: packets are being checked meanwhile.
-            add("if (call.is_just_checked) follow();")
-        fill = (
-            f"for (int64_t tile = 0; tile <= num_tiles({size}); ++tile) "
-            f"call.{firsts}[spot.chunk * call.{firsts}_room + tile] = 0;"
-        )
-        self.lines.open("TF_HIPS_PHASE(t) {")
-        self.lines.open("if (t == 0 && spot.base == 0) {")
-        add(
-            "places_here[0] = -1;",
-            f"call.{placed}[spot.chunk] = {{{is_bad} ? 0 : {used}, {size}}};",
-            f"if ({is_bad}) {complaint}",
-            *([f"if ({is_bad} || {used} == 0) {fill}"] if firsts else []),
-        )
-        self.lines.close()
-        self.lines.open("if (t == 0 && spot.base != 0) {")
-        statements, text = scope.element(indices, INT, "spot.base - 1")
-        add(*statements, f"places_here[0] = place_of<{place}>({text}, {size});")
-        self.lines.close()
-        self.lines.close()
-        self.lines.open("TF_HIPS_PHASE(t) {")
-        last = scope.names.fresh("last")
-        add(
-            f"const int64_t {last} = least(kTile, ({is_bad} ? 0 : {used}) - spot.base);",
-            f"for (int k = t; k < {last}; k += kThreads) {{",
-            f"  if (places_here[k + 1] <= places_here[k]) {complaint}",
-            *(
-                [
-                    "  if (call.mode == TF_HIPS_SET) {",
-                    f"    note_first(places_here[k], places_here[k + 1], spot.base + k, "
-                    f"{{{used}, {size}}}, call.{firsts} + spot.chunk * call.{firsts}_room);",
-                    "  }",
-                ]
-                if firsts
-                else []
-            ),
-            "}",
-        )
-        self.lines.close()
-        self.lines.close()
-        kernels.end()

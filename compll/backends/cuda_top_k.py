@@ -14,6 +14,7 @@ if no sum is formed on the way. One block of threads does a small one alone, wit
 import dataclasses
 
 from compll.backends.cuda_kernels import Launch
+from compll.backends.cuda_reads import reads_own
 from compll.backends.cuda_reduce import Item
 from compll.backends.cuda_side import most_kept, part_of
 from compll.backends.cuda_sums import Sums, whole_of
@@ -178,7 +179,16 @@ class TopK:
             "  if (t == 0) before_here[0] = 0;",
             "}",
         ]
-        name = kernels.begin("ranks", loop, opening=opening, parts=[part], besides=[value.count])
+        # What it reads beside the gradient would have no registers.
+        is_dense = not kernels.side.states and reads_own(kernels.side, [part], [])
+        name = kernels.begin(
+            "ranks",
+            loop,
+            opening=opening,
+            parts=[part],
+            besides=[value.count],
+            is_dense=is_dense,
+        )
         scope = kernels.scope()
         scope.unpack([part, part.size])
         elements = whole_of(scope, part)

@@ -53,6 +53,12 @@
 #define TF_HIPS_KERNEL \
   [[maybe_unused]] static __global__ void __launch_bounds__(::tf_hips::cuda::kThreads)
 
+// With so few registers that a multiprocessor has all the threads that it can have.
+#define TF_HIPS_DENSE_KERNEL                   \
+  [[maybe_unused]] static __global__ void      \
+  __launch_bounds__(::tf_hips::cuda::kThreads, \
+                    ::tf_hips::cuda::kDenseBlocks)
+
 #define TF_HIPS_WIDE_KERNEL \
   [[maybe_unused]] static __global__ void __launch_bounds__(::tf_hips::cuda::kWide)
 
@@ -63,6 +69,8 @@ namespace cuda {
 constexpr int64_t kChunkElements = int64_t{1} << 20;
 constexpr int kTile = 1024;
 constexpr int kThreads = 128;
+// Blocks that a multiprocessor can have at once.
+constexpr int kDenseBlocks = 2048 / kThreads;
 // Threads of a block that has a chunk's few leftovers for itself.
 constexpr int kWide = 1024;
 constexpr int kEach = kTile / kThreads;

@@ -370,11 +370,40 @@ TF_HIPS_INLINE Place place_of(int64_t place, int64_t whole) {
   return place >= 0 && place < whole ? static_cast<Place>(place) : Place{-1};
 }
 
-// Has memory begin to bring what will soon be read.
-TF_HIPS_INLINE void fetch_ahead([[maybe_unused]] const void* at) {
+// Has memory begin to bring what will soon be read at these places of a vector.
+TF_HIPS_INLINE void fetch_ahead([[maybe_unused]] const int32_t (&places)[8],
+                                [[maybe_unused]] const float* out) {
 #ifdef __CUDA_ARCH__
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+  TF_HIPS_UNROLL
+  for (int u = 0; u < 8; ++u) {
+    if (places[u] >= 0) asm volatile("prefetch.global.L2 [%0];" ::"l"(out + places[u]));
+  }
 #endif
+}
+
+// Adds a tile's first `last` values to where they go; places_here[k + 1] is the place of number k,
+// and places_here[0] the one before. is_fine(): waits for what says whether it may. Returns whether
+// those of thread t ascend.
+template <typename IsFine>
+TF_HIPS_INLINE bool add_placed(int t, const int32_t* places_here, const float* values,
+                               int64_t last, const IsFine& is_fine, float* out) {
+  bool in_order = true;
+  bool is_own[8];
+  float there[8];
+  TF_HIPS_UNROLL
+  for (int u = 0; u < 8; ++u) {
+    const int k = t + u * kThreads;
+    is_own[u] = k < last && places_here[k + 1] > places_here[k];
+    in_order = in_order && (k >= last || is_own[u]);
+    there[u] = is_own[u] ? out[places_here[k + 1]] : 0.0f;
+  }
+  if (!is_fine()) return in_order;
+  TF_HIPS_UNROLL
+  for (int u = 0; u < 8; ++u) {
+    const int k = t + u * kThreads;
+    if (is_own[u]) out[places_here[k + 1]] = there[u] + values[k];
+  }
+  return in_order;
 }
 
 // Which of the values is the first of each tile of a vector, and behind the last tile how many there
@@ -391,23 +420,28 @@ TF_HIPS_INLINE void note_first(int32_t before, int32_t place, int64_t number, co
   }
 }
 
+// The same where there is no value.
+TF_HIPS_INLINE void note_no_first(const Placed& placed, int32_t* firsts) {
+  for (int64_t tile = 0; placed.used == 0 && tile <= num_tiles(placed.whole); ++tile) {
+    firsts[tile] = 0;
+  }
+}
+
 // Eight values to their places, which all differ: those of the first `count`. All are read before
 // the first is written, or each would wait for the one before.
 template <typename Place>
-TF_HIPS_INLINE void scatter8(const float (&values)[8], const Place* places, int64_t count,
+TF_HIPS_INLINE void scatter8(const float (&values)[8], const Place (&places)[8], int64_t count,
                              int32_t mode, float* out) {
   if (count <= 0) return;
-  Place at[8];
-  take8(places, at);
   float there[8];
   TF_HIPS_UNROLL
   for (int u = 0; u < 8; ++u) {
-    there[u] = mode != TF_HIPS_SET && u < count ? out[at[u]] : 0.0f;
+    there[u] = mode != TF_HIPS_SET && u < count ? out[places[u]] : 0.0f;
   }
   TF_HIPS_UNROLL
   for (int u = 0; u < 8; ++u) {
     if (u >= count) break;
-    out[at[u]] =
+    out[places[u]] =
         mode == TF_HIPS_RESIDUAL ? taken(there[u], 0.0f + values[u]) : there[u] + values[u];
   }
 }

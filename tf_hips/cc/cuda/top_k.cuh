@@ -164,20 +164,18 @@ __device__ inline void leave_tile(uint32_t* keys_left, uint32_t* places_left, in
   }
 }
 
-// Which keys can still be the wanted one: those from `low` on that are less than 1 << bits above.
+// Which keys can still be the wanted one: those from `low` to `low + last`.
 struct Span {
-  uint32_t low;
-  int32_t bits;
+  uint32_t low, last;
+  int32_t bits;    // of which `last` has no more
   int32_t wanted;  // which of them that is, counted from the largest
   int32_t inside;  // how many there are
 };
 
-TF_HIPS_INLINE bool is_inside_of(const Span& span, uint32_t key) {
-  return key >= span.low && static_cast<uint64_t>(key - span.low) >> span.bits == 0;
-}
-
-TF_HIPS_INLINE bool is_above(const Span& span, uint32_t key) {
-  return key >= span.low && static_cast<uint64_t>(key - span.low) >> span.bits != 0;
+TF_HIPS_INLINE Span span_of(uint32_t low, int32_t bits, const Picked& picked) {
+  const uint32_t most = 0xFFFFFFFFu - low;
+  const uint32_t last = bits < 32 && (1u << bits) - 1 < most ? (1u << bits) - 1 : most;
+  return {low, last, bits, picked.wanted, picked.inside};
 }
 
 // How many of few keys are larger than one, and how many are the same.
@@ -221,35 +219,42 @@ __device__ __forceinline__ void find_largest(const TopK& call, int64_t chunk, co
     });
   }
   pick_bin<kWide>(bins, static_cast<int32_t>(chosen.wanted), &picked);
-  Span span = {chosen.least + (static_cast<uint32_t>(picked.bin) << chosen.shift),
-               picked.bin == kBins - 1 ? 32 : chosen.shift, picked.wanted, picked.inside};
+  Span span = span_of(chosen.least + (static_cast<uint32_t>(picked.bin) << chosen.shift),
+                      picked.bin == kBins - 1 ? 32 : chosen.shift, picked);
   while (span.inside > kFewKeys && span.bits > 0) {
     const int shift = span.bits > kBinBits ? span.bits - kBinBits : 0;
     TF_HIPS_WIDE(t) {
       for (int k = t; k < kBins; k += kWide) bins[k] = 0;
     }
     TF_HIPS_WIDE(t) {
-      each_left<false>(left, t, [&](uint32_t key, uint32_t, bool is_there) {
-        if (is_there && is_inside_of(span, key)) atomicAdd(&bins[(key - span.low) >> shift], 1);
+      each_left<false>(left, t, [&](const auto& here, const auto&, int number) {
+        TF_HIPS_UNROLL
+        for (int u = 0; u < kLaneKeys; ++u) {
+          const uint32_t offset = here[u] - span.low;
+          if (u < number && offset <= span.last) atomicAdd(&bins[offset >> shift], 1);
+        }
       });
     }
     pick_bin<kWide>(bins, span.wanted, &picked);
-    span = {span.low + (static_cast<uint32_t>(picked.bin) << shift), shift, picked.wanted,
-            picked.inside};
+    span = span_of(span.low + (static_cast<uint32_t>(picked.bin) << shift), shift, picked);
   }
   // Few that are inside are compared with each other; many are all equal.
   const bool is_few = span.inside <= kFewKeys;
   TF_HIPS_WIDE(t) {
     int32_t above_here = 0, equal_here = 0;
-    each_left<false>(left, t, [&](uint32_t key, uint32_t, bool is_there) {
-      if (is_there && is_above(span, key)) ++above_here;
-      if (!is_there || !is_inside_of(span, key)) return;
-      if (is_few) {
-        const int slot = atomicAdd(&num_few, 1);
-        few[slot] = key;
-        few_warps[slot] = static_cast<uint8_t>(t / kWarp);
-      } else {
-        ++equal_here;
+    const uint32_t highest = span.low + span.last;
+    each_left<false>(left, t, [&](const auto& here, const auto&, int number) {
+      TF_HIPS_UNROLL
+      for (int u = 0; u < kLaneKeys; ++u) {
+        if (u < number && here[u] > highest) ++above_here;
+        if (u >= number || here[u] - span.low > span.last) continue;
+        if (is_few) {
+          const int slot = atomicAdd(&num_few, 1);
+          few[slot] = here[u];
+          few_warps[slot] = static_cast<uint8_t>(t / kWarp);
+        } else {
+          ++equal_here;
+        }
       }
     });
     if (above_here != 0) atomicAdd(&above[t / kWarp], above_here);
@@ -282,11 +287,23 @@ __device__ __forceinline__ void find_largest(const TopK& call, int64_t chunk, co
     int64_t* const out = call.out + chunk * call.out_room;
     const uint32_t cut_here = cut;
     const int32_t most = cut_equal;
-    each_left<true>(left, t, [&](uint32_t key, uint32_t place, bool is_there) {
-      const bool is_larger = is_there && key > cut_here, is_same = is_there && key == cut_here;
-      const Before here = count_before(is_larger, is_same, &before);
-      if (is_larger || (is_same && here.equal < most)) {
-        out[here.above + (here.equal < most ? here.equal : most)] = place;
+    each_left<true>(left, t, [&](const auto& here, const auto& places_here, int number) {
+      int32_t above_here = 0, equal_here = 0;
+      TF_HIPS_UNROLL
+      for (int u = 0; u < kLaneKeys; ++u) {
+        above_here += u < number && here[u] > cut_here ? 1 : 0;
+        equal_here += u < number && here[u] == cut_here ? 1 : 0;
+      }
+      Before at = count_before(above_here, equal_here, &before);
+      TF_HIPS_UNROLL
+      for (int u = 0; u < kLaneKeys; ++u) {
+        if (u >= number || here[u] < cut_here) continue;
+        const bool is_larger = here[u] > cut_here;
+        if (is_larger || at.equal < most) {
+          out[at.above + (at.equal < most ? at.equal : most)] = places_here[u];
+        }
+        at.above += is_larger ? 1 : 0;
+        at.equal += is_larger ? 0 : 1;
       }
     });
   }
@@ -297,8 +314,11 @@ TF_HIPS_WIDE_KERNEL top_k_wide(const TopK call) {
   const int64_t chunk = blockIdx.x;
   const Chosen chosen = call.chosen[chunk];
   find_largest(call, chunk, chosen, [](int t, const Left& left, const auto& use) {
-    each_left<false>(left, t, [&](uint32_t key, uint32_t, bool is_there) {
-      if (is_there) use(key);
+    each_left<false>(left, t, [&](const auto& here, const auto&, int number) {
+      TF_HIPS_UNROLL
+      for (int u = 0; u < kLaneKeys; ++u) {
+        if (u < number) use(here[u]);
+      }
     });
   });
 }

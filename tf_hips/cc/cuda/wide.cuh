@@ -111,85 +111,119 @@ TF_HIPS_INLINE int32_t count_of(const Left& left, int64_t segment) {
   return static_cast<int32_t>(least(left.each, left.count - segment * left.each));
 }
 
-// How many keys come before one of what a warp has.
+// Neighbours that a lane of a warp has at a time, and of a piece, which some lanes of it have.
+constexpr int kLaneKeys = 4;
+constexpr int kPiece = 32;
+constexpr int kPieceLanes = kPiece / kLaneKeys;
+
+// How many keys come before those of a lane, of all that its warp has.
 struct Before {
   int32_t above, equal;
 };
 
-// A warp's lanes ask together, each with a key of its own. *before: of the rows so far.
-TF_HIPS_INLINE Before count_before(bool is_above, bool is_equal, Before* before) {
+// The sum of what the lanes below have, up to seven each, and *all: of all lanes.
 #ifdef __CUDA_ARCH__
+__device__ __forceinline__ int32_t sum_below(int32_t own, int32_t* all) {
   const unsigned lower = (1u << (threadIdx.x % kWarp)) - 1;
-  const unsigned above = __ballot_sync(0xFFFFFFFFu, is_above);
-  const unsigned equal = __ballot_sync(0xFFFFFFFFu, is_equal);
-  const Before here = {before->above + __popc(above & lower), before->equal + __popc(equal & lower)};
-  before->above += __popc(above);
-  before->equal += __popc(equal);
+  int32_t sum = 0;
+  TF_HIPS_UNROLL
+  for (int bit = 0; bit < 3; ++bit) {
+    const unsigned has = __ballot_sync(0xFFFFFFFFu, own >> bit & 1);
+    sum += __popc(has & lower) << bit;
+    *all += __popc(has) << bit;
+  }
+  return sum;
+}
+#endif
+
+// A warp's lanes ask together, each for what it has. *before: of what the warp had until now.
+TF_HIPS_INLINE Before count_before(int32_t above, int32_t equal, Before* before) {
+#ifdef __CUDA_ARCH__
+  Before here = *before;
+  here.above += sum_below(above, &before->above);
+  // Hardly any are, but where all are.
+  if (__any_sync(0xFFFFFFFFu, equal != 0)) here.equal += sum_below(equal, &before->equal);
 #else
   const Before here = *before;
-  before->above += is_above ? 1 : 0;
-  before->equal += is_equal ? 1 : 0;
+  before->above += above;
+  before->equal += equal;
 #endif
   return here;
 }
 
-// Calls `use` with each key of the share of what is left that thread t's warp has, which is a part
-// without gaps, with its place if `has_places`, and with whether there is one: all lanes of a warp
-// call it together, in the order of keys.
+// Calls `use` with the keys of the share of what is left that thread t's warp has, which is a part
+// without gaps: up to kLaneKeys neighbours and how many there are, with their places if
+// `has_places`. All lanes of a warp call it together, in the order of keys.
 template <bool has_places, typename Use>
 __device__ __forceinline__ void each_left(const Left& left, int t, const Use& use) {
   const int64_t share = (left.segments + kWarps - 1) / kWarps, begin = share * (t / kWarp);
   const int64_t end = least(left.segments, begin + share);
 #ifdef __CUDA_ARCH__
   constexpr unsigned kAll = 0xFFFFFFFFu;
-  constexpr int kAtOnce = 8;
-  const int lane = t % kWarp;
+  constexpr int kAtOnce = has_places ? 2 : 4;
+  constexpr int kPieces = kWarp / kPieceLanes;
+  const int lane = t % kWarp, skipped = kLaneKeys * (lane % kPieceLanes);
   for (int64_t first = begin; first < end; first += kWarp) {
-    // A lane has a segment, which has rows of as many keys as there are lanes.
+    // A lane has a segment, which has pieces.
     const int count = first + lane < end ? count_of(left, first + lane) : 0;
-    const int rows = (count + kWarp - 1) / kWarp;
-    int until = rows;
+    const int pieces = (count + kPiece - 1) / kPiece;
+    int until = pieces;
     TF_HIPS_UNROLL
     for (int step = 1; step < kWarp; step *= 2) {
       const int before = __shfl_up_sync(kAll, until, step);
       if (lane >= step) until += before;
     }
     const int number = __shfl_sync(kAll, until, kWarp - 1);
-    for (int row = 0; row < number; row += kWarp) {
-      // Then it has a row: it looks for the segment of that.
+    for (int piece = 0; piece < number; piece += kWarp) {
+      // Then it has a piece: it looks for the segment of that.
       int at = 0;
       TF_HIPS_UNROLL
       for (int step = kWarp / 2; step > 0; step /= 2) {
-        if (__shfl_sync(kAll, until, at + step - 1) <= row + lane) at += step;
+        if (__shfl_sync(kAll, until, at + step - 1) <= piece + lane) at += step;
       }
-      const int skipped = kWarp * (row + lane - __shfl_sync(kAll, until - rows, at));
-      const int keys_here = __shfl_sync(kAll, count, at) - skipped;
-      const int valid = row + lane < number ? keys_here : 0;
-      const uint32_t from = static_cast<uint32_t>((first + at) * left.each) + skipped;
-      for (int k = 0; k < kWarp && row + k < number; k += kAtOnce) {
+      const int inside = kPiece * (piece + lane - __shfl_sync(kAll, until - pieces, at));
+      const int keys_here = __shfl_sync(kAll, count, at) - inside;
+      const int valid = piece + lane < number ? keys_here : 0;
+      const uint32_t from = static_cast<uint32_t>((first + at) * left.each) + inside;
+      for (int k = 0; k < kWarp && piece + k < number; k += kAtOnce * kPieces) {
         // All are read before the first is used.
-        uint32_t keys[kAtOnce], places[kAtOnce];
-        bool are_there[kAtOnce];
+        uint4 keys[kAtOnce], places[kAtOnce];
+        int number_here[kAtOnce];
         TF_HIPS_UNROLL
         for (int u = 0; u < kAtOnce; ++u) {
-          const uint32_t place = __shfl_sync(kAll, from, k + u) + lane;
-          are_there[u] = lane < __shfl_sync(kAll, valid, k + u);
-          keys[u] = are_there[u] ? left.keys[place] : 0;
-          places[u] = place;
-          if (has_places && left.places != nullptr && are_there[u]) places[u] = left.places[place];
+          const int own = k + u * kPieces + lane / kPieceLanes;
+          const uint32_t place = __shfl_sync(kAll, from, own) + skipped;
+          number_here[u] = __shfl_sync(kAll, valid, own) - skipped;
+          keys[u] = {};
+          places[u] = {place, place + 1, place + 2, place + 3};
+          if (number_here[u] > 0) {
+            keys[u] = *reinterpret_cast<const uint4*>(left.keys + place);
+            if (has_places && left.places != nullptr) {
+              places[u] = *reinterpret_cast<const uint4*>(left.places + place);
+            }
+          }
         }
         TF_HIPS_UNROLL
-        for (int u = 0; u < kAtOnce; ++u) use(keys[u], places[u], are_there[u]);
+        for (int u = 0; u < kAtOnce; ++u) {
+          const uint32_t keys_of[] = {keys[u].x, keys[u].y, keys[u].z, keys[u].w};
+          const uint32_t places_of[] = {places[u].x, places[u].y, places[u].z, places[u].w};
+          use(keys_of, places_of, number_here[u]);
+        }
       }
     }
   }
 #else
   if (t % kWarp != 0) return;
   for (int64_t segment = begin; segment < end; ++segment) {
-    const int64_t from = segment * left.each;
-    for (int64_t k = from; k < from + count_of(left, segment); ++k) {
-      const bool has_place = has_places && left.places != nullptr;
-      use(left.keys[k], has_place ? left.places[k] : static_cast<uint32_t>(k), true);
+    const int64_t from = segment * left.each, until = from + count_of(left, segment);
+    for (int64_t k = from; k < until; k += kLaneKeys) {
+      uint32_t keys[kLaneKeys] = {}, places[kLaneKeys] = {};
+      for (int u = 0; u < kLaneKeys && k + u < until; ++u) {
+        const bool has_place = has_places && left.places != nullptr;
+        keys[u] = left.keys[k + u];
+        places[u] = has_place ? left.places[k + u] : static_cast<uint32_t>(k + u);
+      }
+      use(keys, places, static_cast<int>(least(kLaneKeys, until - k)));
     }
   }
 #endif
