@@ -283,9 +283,7 @@ class Host:
         lines.turn("} else {")
         lines.add("cudaMemsetAsync(call.report, 0xFF, sizeof(Report), stream);")
         lines.close()
-        lines.open(
-            "for (int32_t first = 0; first < num && !is_few; first += kMaxRows) {"
-        )
+        lines.open("for (int32_t first = 0; first < num && !is_few; first += kMaxRows) {")
         lines.add(
             "take(first, kMaxRows);",
             "const int64_t pairs = call.tensor.chunks * call.rows.num;",

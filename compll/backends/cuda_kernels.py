@@ -41,9 +41,7 @@ _SUM = Gradient("load_sum8<is_full>(gradient, residual, value", ("gradient", "re
 _AGAIN = Gradient("load_again8<is_full>(in, residual, value", ("in",))
 
 
-def grid_of(
-    name: str, call: str, *, opening: str = "follow();", kind: str = ""
-) -> list[str]:
+def grid_of(name: str, call: str, *, opening: str = "follow();", kind: str = "") -> list[str]:
     """The kernel that does a function of blocks of threads by as many of them as are launched."""
     return [
         f"TF_HIPS_{kind}KERNEL {name}_grid(const {call} call) {{",
@@ -300,9 +298,7 @@ class Kernels:
             self._declare_sum()
         if not self._leaves:
             opening = "if (!call.is_just_checked) follow();" if self.waits_late else "follow();"
-            self.lines.add(
-                *grid_of(self._kernel, self.call, opening=opening, kind=self._kind)
-            )
+            self.lines.add(*grid_of(self._kernel, self.call, opening=opening, kind=self._kind))
             return
         name, blocks = self._kernel, self._blocks
         self._template.add("template <bool leaves_rest>")

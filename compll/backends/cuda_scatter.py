@@ -78,7 +78,11 @@ class Scatters:
             launches[-1] = dataclasses.replace(
                 last,
                 grid=f"if ({grid}) {last.grid}" if grid else "",
-                alone=last.alone if alone is None else f"if ({alone}) {last.alone}" if alone else "",
+                alone=last.alone
+                if alone is None
+                else f"if ({alone}) {last.alone}"
+                if alone
+                else "",
             )
 
         self._places(value, names, firsts)

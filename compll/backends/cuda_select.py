@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Vectors that are kept between kernels: filter, sort, top_k, scatter, hadamard.
 
-    filter    what a tile keeps to its beginning; the counts scanned; then one behind another
-    sort      keys; a block of threads a chunk sorts them, or, where one element is all that is
-              read, finds that by counting digits
-    top_k     cuda_top_k.py
-    hadamard  a block of threads transforms the blocks of a tile in shared memory (hadamard.cuh)
-    scatter   cuda_scatter.py
+filter    what a tile keeps to its beginning; the counts scanned; then one behind another
+sort      keys; a block of threads a chunk sorts them, or, where one element is all that is
+read, finds that by counting digits
+top_k     cuda_top_k.py
+hadamard  a block of threads transforms the blocks of a tile in shared memory (hadamard.cuh)
+scatter   cuda_scatter.py
 """
 
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 
-from compll.backends.cuda_kernels import HERE, Kernels, Launch
+from compll.backends.cuda_kernels import Kernels, Launch
 from compll.backends.cuda_reads import only_index, reads_own, roots_of
 from compll.backends.cuda_reduce import Item
 from compll.backends.cuda_scatter import Scatters
@@ -22,7 +22,7 @@ from compll.backends.cuda_side import element, most_kept, part_of, reads
 from compll.backends.cuda_sums import Sums, whole_of
 from compll.backends.cuda_top_k import TopK
 from compll.ir import nodes
-from compll.ir.types import BOOL, FLOAT, INT, Type
+from compll.ir.types import BOOL, FLOAT, Type
 from compll.ir.walk import free_vars
 
 
@@ -124,10 +124,7 @@ class Selections:
         elements = whole_of(scope, source)
         self.lines.open("TF_HIPS_PHASE(t) {")
         self.lines.open("if (t == 0 && spot.base == 0) {")
-        add(
-            f"call.{placed}[spot.chunk] = "
-            f"{{{self._limit(scope, value, source)}, {elements}}};"
-        )
+        add(f"call.{placed}[spot.chunk] = {{{self._limit(scope, value, source)}, {elements}}};")
         for _ in range(3):
             self.lines.close()
         kernels.end()

@@ -165,9 +165,7 @@ class TopK:
         part = part_of(value.source)
         loop = kernels.loop(part.size)
         run = f"call.run[{loop}]"
-        chunk = (
-            f"find_spot(block_index * static_cast<uint32_t>({run}), call.tiles[{loop}]).chunk"
-        )
+        chunk = f"find_spot(block_index * static_cast<uint32_t>({run}), call.tiles[{loop}]).chunk"
         opening = [
             # Keys before each tile of the run, and behind the last.
             "TF_HIPS_SHARED int32_t before_here[17];",
