@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The largest elements of a vector, and one element of a sorted vector, by counting digits of keys.
+// The largest elements of a vector, by counting digits of keys.
 
 #ifndef TF_HIPS_CC_CUDA_TOP_K_CUH_
 #define TF_HIPS_CC_CUDA_TOP_K_CUH_
 
-#include "tf_hips/cc/cuda/device.cuh"
-#include "tf_hips/cc/cuda/reduce.cuh"
-#include "tf_hips/cc/cuda/select.cuh"
-#include "tf_hips/cc/cuda/wide.cuh"
+#include "tf_hips/cc/cuda/picked.cuh"
 
 namespace tf_hips {
 namespace cuda {
@@ -16,13 +13,7 @@ namespace cuda {
 // are left by the only kernel that makes keys (top_k_settle makes it leave all where the sample was
 // wrong): a few hundredths of them, of which one block of threads a chunk finds the k-th largest,
 // and writes which are not smaller. Of a vector of few tiles all are left.
-#ifndef TF_HIPS_FEW_TILES
-#define TF_HIPS_FEW_TILES 32
-#endif
-constexpr int kPasses = 3;
 constexpr int kSamples = 2 * kWide;
-// So many keys are compared with each other instead of counted.
-constexpr int kFewKeys = 256;
 
 // What is known of a chunk.
 struct Chosen {
@@ -45,25 +36,9 @@ struct TopK {
   bool is_few;           // all is left, and in its place
 };
 
-TF_HIPS_INLINE int shift_of(int pass) { return pass == 0 ? 21 : pass == 1 ? 10 : 0; }
-
-// Whether the digits before those of a pass are the ones of the wanted key.
-TF_HIPS_INLINE bool is_candidate(uint32_t key, uint32_t found, int pass) {
-  return pass == 0 || key >> shift_of(pass - 1) == found >> shift_of(pass - 1);
-}
-
-TF_HIPS_INLINE uint32_t digit_of(uint32_t key, int pass) {
-  return key >> shift_of(pass) & (pass == 2 ? 1023u : 2047u);
-}
-
-TF_HIPS_INLINE bool is_few_tiles(int64_t tiles) { return tiles <= TF_HIPS_FEW_TILES; }
-
-// Whether one wide block makes and picks keys sooner than two kernels.
-TF_HIPS_INLINE bool is_few_picks(int64_t tiles) { return is_few_tiles(tiles) && tiles <= 8; }
-
 // All of `count` keys are left.
 TF_HIPS_INLINE Chosen chosen_of(int64_t count, int64_t wanted) {
-  return {count, wanted, static_cast<int32_t>(count), 0u, shift_of(0)};
+  return {count, wanted, static_cast<int32_t>(count), 0u, kFirstShift};
 }
 
 // The least float that is not too small. `least`: 0, or not below the key of a number.
@@ -122,25 +97,25 @@ __device__ __forceinline__ void guess_least(int64_t count, int64_t wanted, Chose
     for (int k = t; k < 2 * kBins; k += kWide) bins[k / kBins][k % kBins] = 0;
   }
   TF_HIPS_WIDE(t) {
-    for (int k = t; k < samples; k += kWide) atomicAdd(&bins[0][digit_of(sample[k], 0)], 1);
+    for (int k = t; k < samples; k += kWide) atomicAdd(&bins[0][sample[k] >> kFirstShift], 1);
   }
   pick_bin<kWide>(bins[0], static_cast<int32_t>(rank), &first);
   TF_HIPS_WIDE(t) {
     const uint32_t bin = static_cast<uint32_t>(first.bin);
     for (int k = t; k < samples; k += kWide) {
-      if (digit_of(sample[k], 0) == bin) atomicAdd(&bins[1][digit_of(sample[k], 1)], 1);
+      if (sample[k] >> kFirstShift == bin) atomicAdd(&bins[1][sample[k] >> (kFirstShift - kBinBits) & (kBins - 1)], 1);
     }
   }
   pick_bin<kWide>(bins[1], first.wanted, &second);
   TF_HIPS_WIDE(t) {
     if (t == 0) {
       // Two digits tell it near enough.
-      uint32_t low = static_cast<uint32_t>(first.bin) << shift_of(0) |
-                     static_cast<uint32_t>(second.bin) << shift_of(1);
+      uint32_t low = static_cast<uint32_t>(first.bin) << kFirstShift |
+                     static_cast<uint32_t>(second.bin) << (kFirstShift - kBinBits);
       // Below are keys of no number.
       if (low < 0x00800000u) low = 0;
       // Up to the largest of the sample as many first digits as there can be.
-      const uint64_t range = (static_cast<uint64_t>(first.top + 1) << shift_of(0)) - low;
+      const uint64_t range = (static_cast<uint64_t>(first.top + 1) << kFirstShift) - low;
       int shift = 0;
       while ((range - 1) >> shift >= kBins) ++shift;
       *chosen = {count, wanted, 0, low, shift};
@@ -161,29 +136,6 @@ __device__ inline void leave_tile(uint32_t* keys_left, uint32_t* places_left, in
       places_left[from + place] = static_cast<uint32_t>(base) + kEach * t + u;
     });
     if (t == kThreads - 1) before[1] = from + static_cast<int32_t>(own);
-  }
-}
-
-// Which keys can still be the wanted one: those from `low` to `low + last`.
-struct Span {
-  uint32_t low, last;
-  int32_t bits;    // of which `last` has no more
-  int32_t wanted;  // which of them that is, counted from the largest
-  int32_t inside;  // how many there are
-};
-
-TF_HIPS_INLINE Span span_of(uint32_t low, int32_t bits, const Picked& picked) {
-  const uint32_t most = 0xFFFFFFFFu - low;
-  const uint32_t last = bits < 32 && (1u << bits) - 1 < most ? (1u << bits) - 1 : most;
-  return {low, last, bits, picked.wanted, picked.inside};
-}
-
-// How many of few keys are larger than one, and how many are the same.
-TF_HIPS_INLINE void count_others(const uint32_t* few, int32_t inside, uint32_t key,
-                                 int32_t* larger, int32_t* same) {
-  for (int k = 0; k < inside; ++k) {
-    *larger += few[k] > key ? 1 : 0;
-    *same += few[k] == key ? 1 : 0;
   }
 }
 
@@ -346,157 +298,8 @@ __device__ __forceinline__ void find_largest_of(const TopK& call, int64_t chunk,
   });
 }
 
-// Calls `use` with each of few keys, eight neighbours of a tile by a thread.
-template <typename Use>
-TF_HIPS_INLINE void each_key(const uint32_t* keys, int64_t count, int t, const Use& use) {
-  // Tiles whose keys a thread reads before it uses any: it waits for memory once.
-  constexpr int kAtOnce = 4;
-  for (int64_t base = kEach * t; base < count; base += kAtOnce * kTile) {
-    uint32_t here[kAtOnce][kEach];
-    TF_HIPS_UNROLL
-    for (int k = 0; k < kAtOnce; ++k) {
-      if (base + k * kTile < count) take8(keys + base + k * kTile, here[k]);
-    }
-    TF_HIPS_UNROLL
-    for (int k = 0; k < kAtOnce; ++k) {
-      const int64_t inside = count - base - k * kTile;
-      TF_HIPS_UNROLL
-      for (int u = 0; u < kEach; ++u) {
-        if (u < inside) use(here[k][u]);
-      }
-    }
-  }
-}
-
-// The key that is the wanted one of few keys, counted from the largest, and which of those with
-// that key it is; by one block of threads. In phases.
-__device__ inline void find_key(const uint32_t* keys, int64_t count, int32_t wanted, uint32_t* key,
-                                int32_t* equal) {
-  TF_HIPS_SHARED int32_t bins[kBins];
-  TF_HIPS_SHARED uint32_t few[kThreads];
-  TF_HIPS_SHARED int32_t num_few;
-  TF_HIPS_SHARED Picked picked;
-  uint32_t found = 0;
-  for (int pass = 0; pass < kPasses; ++pass) {
-    TF_HIPS_PHASE(t) {
-      for (int k = t; k < kBins / 4; k += kThreads) reinterpret_cast<uint4*>(bins)[k] = {};
-      if (t == 0) num_few = 0;
-    }
-    TF_HIPS_PHASE(t) {
-      each_key(keys, count, t, [&](uint32_t one) {
-        if (is_candidate(one, found, pass)) atomicAdd(&bins[digit_of(one, pass)], 1);
-      });
-    }
-    pick_bin<kThreads>(bins, wanted, &picked);
-    found |= static_cast<uint32_t>(picked.bin) << shift_of(pass);
-    wanted = picked.wanted;
-    if (pass + 1 == kPasses || picked.inside > kThreads) continue;
-    // So few that each is compared with the others.
-    const int32_t inside = picked.inside;
-    TF_HIPS_PHASE(t) {
-      each_key(keys, count, t, [&](uint32_t one) {
-        if (is_candidate(one, found, pass + 1)) few[atomicAdd(&num_few, 1)] = one;
-      });
-    }
-    TF_HIPS_PHASE(t) {
-      if (t < inside) {
-        const uint32_t own = few[t];
-        int32_t larger = 0, same = 0;
-        count_others(few, inside, own, &larger, &same);
-        // All that are the wanted key write the same.
-        if (larger < wanted && wanted <= larger + same) *key = own, *equal = wanted - larger;
-      }
-    }
-    return;
-  }
-  TF_HIPS_PHASE(t) {
-    if (t == 0) *key = found, *equal = wanted;
-  }
-}
-
-// Which of `count` keys is at place `index` when they are sorted, upwards; 0 where there is none.
-// In phases; all threads must call it.
-__device__ inline void pick_sorted(const uint32_t* keys, int64_t count, int64_t index,
-                                   uint32_t* key) {
-  TF_HIPS_SHARED int32_t equal;
-  if (index < 0 || index >= count) {
-    TF_HIPS_PHASE(t) {
-      if (t == 0) *key = 0;
-    }
-    return;
-  }
-  find_key(keys, count, static_cast<int32_t>(count - index), key, &equal);
-}
-
-// As pick_sorted, by a wide block, which makes the keys, too, and leaves them in `keys`.
-// key_at(number of an element): its key; put(key) takes the one. In phases.
-template <typename KeyAt, typename Put>
-__device__ __forceinline__ void pick_made(int64_t count, int64_t index, uint32_t* keys,
-                                          const KeyAt& key_at, const Put& put) {
-  // Keys that a thread makes at once, and so reads for.
-  constexpr int kAtOnce = 4;
-  TF_HIPS_SHARED int32_t bins[kBins];
-  TF_HIPS_SHARED uint32_t few[kFewKeys];
-  TF_HIPS_SHARED int32_t num_few;
-  TF_HIPS_SHARED Picked picked;
-  if (index < 0 || index >= count) {
-    TF_HIPS_WIDE(t) {
-      if (t == 0) put(0u);
-    }
-    return;
-  }
-  int32_t wanted = static_cast<int32_t>(count - index);
-  uint32_t found = 0;
-  for (int pass = 0; pass < kPasses; ++pass) {
-    TF_HIPS_WIDE(t) {
-      for (int k = t; k < kBins; k += kWide) bins[k] = 0;
-      if (t == 0) num_few = 0;
-    }
-    TF_HIPS_WIDE(t) {
-      for (int64_t first = t; first < count; first += kAtOnce * kWide) {
-        uint32_t made[kAtOnce];
-        TF_HIPS_UNROLL
-        for (int u = 0; u < kAtOnce; ++u) {
-          const int64_t k = first + u * kWide;
-          made[u] = k >= count ? 0 : pass == 0 ? key_at(k) : keys[k];
-        }
-        TF_HIPS_UNROLL
-        for (int u = 0; u < kAtOnce; ++u) {
-          const int64_t k = first + u * kWide;
-          if (k >= count) break;
-          if (pass == 0) keys[k] = made[u];
-          if (is_candidate(made[u], found, pass)) atomicAdd(&bins[digit_of(made[u], pass)], 1);
-        }
-      }
-    }
-    pick_bin<kWide>(bins, wanted, &picked);
-    found |= static_cast<uint32_t>(picked.bin) << shift_of(pass);
-    wanted = picked.wanted;
-    if (pass + 1 == kPasses || picked.inside > kFewKeys) continue;
-    // So few that each is compared with the others.
-    const int32_t inside = picked.inside;
-    TF_HIPS_WIDE(t) {
-      for (int64_t k = t; k < count; k += kWide) {
-        if (is_candidate(keys[k], found, pass + 1)) few[atomicAdd(&num_few, 1)] = keys[k];
-      }
-    }
-    TF_HIPS_WIDE(t) {
-      if (t < inside) {
-        int32_t larger = 0, same = 0;
-        count_others(few, inside, few[t], &larger, &same);
-        // All that are the wanted key put the same.
-        if (larger < wanted && wanted <= larger + same) put(few[t]);
-      }
-    }
-    return;
-  }
-  TF_HIPS_WIDE(t) {
-    if (t == 0) put(found);
-  }
-}
-
 // What is above a key of eight, and what is equal to it, as two halves of a word.
-TF_HIPS_INLINE int64_t compared(const uint32_t (&keys)[kEach], int64_t inside, uint32_t cut) {
+TF_HIPS_INLINE int64_t compared(const uint32_t (&keys)[kEach], int32_t inside, uint32_t cut) {
   int32_t above = 0, equal = 0;
   TF_HIPS_UNROLL
   for (int u = 0; u < kEach; ++u) {
@@ -512,13 +315,15 @@ __device__ inline void top_k_alone(const TopK& call) {
   TF_HIPS_SHARED int32_t cut_equal;
   TF_HIPS_SHARED int64_t before;
   TF_HIPS_SHARED int64_t sums[2 * kThreads];
-  const int64_t count = call.chosen->count, wanted = call.chosen->wanted;
+  const Chosen& chosen = *call.chosen;
+  const int32_t count = static_cast<int32_t>(chosen.count);
+  const int32_t wanted = static_cast<int32_t>(chosen.wanted);
   if (wanted == 0) return;
-  find_key(call.keys, count, static_cast<int32_t>(wanted), &cut, &cut_equal);
+  find_key(call.keys, count, wanted, &cut, &cut_equal);
   TF_HIPS_PHASE(t) {
     if (t == 0) before = 0;
   }
-  for (int64_t base = 0; base < count; base += kTile) {
+  for (int32_t base = 0; base < count; base += kTile) {
     TF_HIPS_PHASE(t) {
       uint32_t here[kEach];
       take8(call.keys + base + kEach * t, here);
@@ -526,19 +331,24 @@ __device__ inline void top_k_alone(const TopK& call) {
     }
     const int64_t* const scanned = scan_threads(sums);
     TF_HIPS_PHASE(t) {
-      uint32_t here[kEach];
-      take8(call.keys + base + kEach * t, here);
-      const int64_t own = before + (t == 0 ? 0 : scanned[t - 1]);
-      int32_t above = static_cast<int32_t>(own >> 32), equal = static_cast<int32_t>(own);
-      TF_HIPS_UNROLL
-      for (int u = 0; u < kEach; ++u) {
-        const int64_t k = base + kEach * t + u;
-        if (k >= count || here[u] < cut) continue;
-        if (here[u] > cut || equal < cut_equal) {
-          call.out[above + (equal < cut_equal ? equal : cut_equal)] = k;
+      const int64_t own = t == 0 ? 0 : scanned[t - 1];
+      // Few have any.
+      if (scanned[t] != own) {
+        const int64_t here_before = before + own;
+        int32_t above = static_cast<int32_t>(here_before >> 32);
+        int32_t equal = static_cast<int32_t>(here_before);
+        uint32_t here[kEach];
+        const int32_t first = base + kEach * t;
+        take8(call.keys + first, here);
+        TF_HIPS_UNROLL
+        for (int u = 0; u < kEach; ++u) {
+          if (first + u >= count || here[u] < cut) continue;
+          if (here[u] > cut || equal < cut_equal) {
+            call.out[above + (equal < cut_equal ? equal : cut_equal)] = first + u;
+          }
+          above += here[u] > cut ? 1 : 0;
+          equal += here[u] == cut ? 1 : 0;
         }
-        above += here[u] > cut ? 1 : 0;
-        equal += here[u] == cut ? 1 : 0;
       }
     }
     TF_HIPS_PHASE(t) {
