@@ -247,6 +247,7 @@ class Expressions:
     narrow: Narrow | None = None
     zero: str = ""
     is_nonzero: Callable[[nodes.Expr], bool] = lambda expr: False
+    divisor: Callable[[nodes.Expr], str | None] = lambda expr: None
 
     def type(self, kind: Type) -> str:
         """The C++ type of a scalar."""
@@ -328,7 +329,9 @@ class Expressions:
 
     def _binary(self, expr: nodes.Binary) -> tuple[str, int]:
         if expr.left.type == INT and expr.op in _INT_CALLS:
-            return f"{_INT_CALLS[expr.op]}({self(expr.left)}, {self(expr.right)})", _ATOM
+            made = self.divisor(expr.right) if expr.op == "/" else None
+            right = self(expr.right) if made is None else made
+            return f"{_INT_CALLS[expr.op]}({self(expr.left)}, {right})", _ATOM
         # Both sides are evaluated: with a branch between them, loops would not be vector code.
         op = {"&&": "&", "||": "|"}.get(expr.op, expr.op)
         precedence = _PRECEDENCE[op]

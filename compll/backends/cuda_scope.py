@@ -77,6 +77,7 @@ class Scope:
         # In loops a number has 32 bits where that is enough: each operation of 64 is two or more.
         self._ranges = ranges
         self.c.is_nonzero = lambda expr: is_nonzero(expr, ranges)
+        self.c.divisor = self._divisor
         self._narrow = Narrow(ranges, self.c, lambda expr: self.noise(expr, self.c))
         self.widths: dict[UInt, str] = {}
         self.vectors: dict[nodes.Var, Vector] = {}
@@ -89,6 +90,10 @@ class Scope:
         self.gathered: dict[tuple[nodes.Var, nodes.Var], str] = {}
         # Floats that a loop is given, the same for all eight elements of a thread.
         self.given: Mapping[nodes.Var, str] = {}
+        # What a loop divides by, and what in it differs from element to element.
+        self._divisors: dict[nodes.Var, str] = {}
+        self._divisor_lines: Lines | None = None
+        self._own: set[nodes.Var] | None = None
         # C++ for the vectors that a full tile reads or writes 16 bytes at a time.
         self.wide: list[str] = []
         self._body = body
@@ -184,6 +189,19 @@ class Scope:
                 self._read_field(number, item)
         for made in used:
             self._declare(made)
+        self._divisor_lines = lines.later()
+        self._divisors.clear()
+
+    def _divisor(self, expr: nodes.Expr) -> str | None:
+        """What the elements of a loop divide by, if that is the same for all of them."""
+        if self._own is None or self._divisor_lines is None:
+            return None
+        if not isinstance(expr, nodes.Ref) or expr.var in self._own:
+            return None
+        if expr.var not in self._divisors:
+            name = self._divisors[expr.var] = self.names.fresh("divisor")
+            self._divisor_lines.add(f"{_MAYBE}const Divisor {name}({self.names.of(expr.var)});")
+        return self._divisors[expr.var]
 
     def _kinds(self, roots: list[nodes.Expr], need: set[nodes.Var]) -> list[UInt]:
         kinds = [element(expr.type) for root in roots for expr in walk(root)]
@@ -368,13 +386,14 @@ class Scope:
             part, value, made = self._numbered(part, value)
             lines += made
         self.c.narrow = self._narrow
+        self._own = {part.position, *(let.var for let in part.lets)}
         try:
             # Of what is loaded already the place is not needed.
             unused = _MAYBE if self.gathered else ""
             lines += [unused + self.c.let(let) for let in part.lets]
             return lines, self._value(part, value)
         finally:
-            self.c.narrow = None
+            self.c.narrow = self._own = None
 
     def _numbered(
         self, part: nodes.Elementwise, value: nodes.Expr

@@ -9,6 +9,36 @@
 namespace tf_hips {
 namespace cuda {
 
+// What many numbers are divided by: with a multiplication each, of those that are not negative.
+class Divisor {
+ public:
+  TF_HIPS_INLINE explicit Divisor(int64_t by)
+      : by_(by), inverse_(by > 0 ? ~uint64_t{0} / static_cast<uint64_t>(by) : 0) {}
+
+  // As int_div.
+  TF_HIPS_INLINE int64_t divide(int64_t a) const {
+    if (a < 0 || by_ <= 0) return tf_hips::int_div(a, by_);
+    // Too small by 1 at most.
+    const uint64_t quotient = high_product(static_cast<uint64_t>(a), inverse_);
+    const uint64_t rest = static_cast<uint64_t>(a) - quotient * static_cast<uint64_t>(by_);
+    return static_cast<int64_t>(quotient + (rest >= static_cast<uint64_t>(by_) ? 1 : 0));
+  }
+
+ private:
+  static TF_HIPS_INLINE uint64_t high_product(uint64_t a, uint64_t b) {
+#ifdef __CUDA_ARCH__
+    return __umul64hi(a, b);
+#else
+    return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64);
+#endif
+  }
+
+  int64_t by_;
+  uint64_t inverse_;
+};
+
+TF_HIPS_INLINE int64_t int_div(int64_t a, const Divisor& by) { return by.divide(a); }
+
 // The eight floats from number `first` on; 0 behind the end. `is_full`: there are eight, at a
 // multiple of 16 bytes.
 template <bool is_full = false>
