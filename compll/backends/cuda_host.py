@@ -445,7 +445,7 @@ class Host:
             lines.open("if (residual != nullptr && call.alone == 0) {")
             lines.add(
                 "rest.broken = broken;",
-                "cudaMemsetAsync(broken, 0, sizeof(int32_t), stream);",
+                "TF_HIPS_FOLLOW(clear_flag, 1, kThreads, stream, broken);",
             )
             lines.close()
         if function.notes_broken:

@@ -102,6 +102,12 @@ class Scatters:
         kernels.begin("finite", whole, opening=opening)
         self.lines.add("TF_HIPS_PHASE(t) { make_finite(t, spot.base, n, out); }")
         kernels.end()
+        # Most often there is nothing to do, so a grid is small.
+        grid = (
+            "TF_HIPS_FOLLOW(finite_all, finite_blocks(call.tensor.n), kThreads, stream, call.out, "
+            "call.tensor.n, finite_blocks(call.tensor.n), call.report, call.broken);"
+        )
+        launches[-1] = dataclasses.replace(launches[-1], grid=grid)
         limit(is_rest, is_rest)
 
     def _clear(self, value: nodes.Scatter, placed: str, target: str) -> None:

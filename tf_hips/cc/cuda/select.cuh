@@ -159,6 +159,14 @@ TF_HIPS_INLINE void note_broken(const float (&sums)[8], const float* residual, i
   if (!is_fine) *broken = 1;
 }
 
+// Nothing is broken yet. A kernel, and no memset, which the next kernel could not overlap.
+TF_HIPS_KERNEL clear_flag(int32_t* broken) {
+  follow();
+  TF_HIPS_PHASE(t) {
+    if (t == 0) *broken = 0;
+  }
+}
+
 // As add_all, for a decode that looks for what is not finite.
 TF_HIPS_KERNEL add_all_noting(const float* gradient, const float* residual, float* value, int64_t n,
                               int32_t* broken) {
@@ -492,6 +500,21 @@ TF_HIPS_INLINE void make_finite(int t, int64_t base, int64_t end, float* out) {
     for (int k = 0; k < 4; ++k) one(first + k);
   };
   each_four(t, base, end, out, four, one);
+}
+
+// Blocks of threads that look for what is not finite: as many as a large GPU has at once.
+TF_HIPS_INLINE int64_t finite_blocks(int64_t n) { return least(num_tiles(n), 1024); }
+
+// make_finite of all tiles, if the packets are in order and some sum was not finite; `broken`: null
+// where that is not known.
+TF_HIPS_KERNEL finite_all(float* out, int64_t n, int64_t blocks, const Report* report,
+                          const int32_t* broken) {
+  follow();
+  const bool is_fine = *report == TF_HIPS_CUDA_FINE, is_whole = broken != nullptr && *broken == 0;
+  if (!is_fine || is_whole) return;
+  for (int64_t tile = blockIdx.x; tile * kTile < n; tile += blocks) {
+    TF_HIPS_PHASE(t) { make_finite(t, tile * kTile, n, out); }
+  }
 }
 
 }  // namespace cuda
