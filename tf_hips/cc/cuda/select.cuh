@@ -271,7 +271,7 @@ struct Placed {
 };
 
 // Threads that copy what a tile has left, and tiles of a block of threads.
-constexpr int kPackers = 16;
+constexpr int kPackers = 4;
 constexpr int kPackedTiles = kThreads / kPackers;
 constexpr int kPackedAtOnce = 8;
 
@@ -336,6 +336,7 @@ TF_HIPS_KERNEL pack_counted(const Packing<T> call, int64_t* total, int64_t strid
   follow();
   TF_HIPS_SHARED int64_t sums[kThreads];
   TF_HIPS_SHARED int64_t before;
+  TF_HIPS_SHARED int32_t counts_here[kPackedTiles];
   const uint32_t blocks = static_cast<uint32_t>(num_packers(call.tiles));
   const uint32_t chunk = blockIdx.x / blocks;
   const int64_t first = int64_t{blockIdx.x - chunk * blocks} * kPackedTiles;
@@ -347,14 +348,17 @@ TF_HIPS_KERNEL pack_counted(const Packing<T> call, int64_t* total, int64_t strid
     int64_t sum = 0;
     for (int64_t k = t; k < first; k += kThreads) sum += counts[k];
     sums[t] = sum;
+    if (t < kPackedTiles) {
+      counts_here[t] = first + t < tiles ? static_cast<int32_t>(counts[first + t]) : 0;
+    }
   }
   sum_threads(sums, &before);
   TF_HIPS_PHASE(t) {
     const int64_t tile = first + t / kPackers;
     if (tile < tiles) {
-      int64_t begin = before;
-      for (int64_t k = first; k < tile; ++k) begin += counts[k];
-      const int64_t end = begin + counts[tile];
+      int32_t skipped = 0;
+      for (int k = 0; k < t / kPackers; ++k) skipped += counts_here[k];
+      const int64_t begin = before + skipped, end = begin + counts_here[t / kPackers];
       copy_left(t % kPackers, call.left + chunk * call.left_room + tile * kTile,
                 least(end, placed.used) - begin, call.out + chunk * call.out_room + begin);
       if (tile + 1 == tiles && t % kPackers == 0) {

@@ -32,7 +32,7 @@ struct TopK {
   const Chosen* chosen;  // of each chunk
   int64_t* out;
   int64_t out_room;
-  int64_t each, chunks;  // `each`: elements of a segment
+  int64_t each, chunks;  // `each`: elements of a segment, if not all is left
   bool is_few;           // all is left, and in its place
 };
 
@@ -140,12 +140,13 @@ __device__ inline void leave_tile(uint32_t* keys_left, uint32_t* places_left, in
 }
 
 // Of what a chunk has left the places of the largest, ascending: of equals the first. By a wide
-// block. each_first(t, left, use) calls `use` with each key of the share of thread t, before any is read.
-// In phases.
+// block. each_first(t, left, use) calls use(key, whether it is there) with each key of the share of
+// thread t, before any is read. In phases.
 template <typename EachFirst>
 __device__ __forceinline__ void find_largest(const TopK& call, int64_t chunk, const Chosen& chosen,
                                              const EachFirst& each_first) {
-  TF_HIPS_SHARED int32_t bins[kBins];
+  // Behind the bins one for what is in none: no branch around a count.
+  TF_HIPS_SHARED int32_t bins[kBins + 1];
   TF_HIPS_SHARED int32_t above[kWarps], equal[kWarps];  // of each warp, what comes before the cut
   TF_HIPS_SHARED uint32_t few[kFewKeys];
   TF_HIPS_SHARED uint8_t few_warps[kFewKeys];
@@ -153,11 +154,14 @@ __device__ __forceinline__ void find_largest(const TopK& call, int64_t chunk, co
   TF_HIPS_SHARED uint32_t cut;
   TF_HIPS_SHARED Picked picked;
   if (chosen.wanted == 0) return;
-  const int64_t segments = (num_tiles(chosen.count) * kTile + call.each - 1) / call.each;
+  // Where all is left a warp has a segment.
+  const int64_t share = (chosen.count + kWarps * kPiece - 1) / (kWarps * kPiece) * kPiece;
+  const int64_t each = call.is_few ? share : call.each;
+  const int64_t segments = (chosen.count + each - 1) / each;
   const uint32_t* const keys = call.keys + chunk * call.room;
   const int32_t* const counts = call.is_few ? nullptr : call.counts + chunk * call.counts_room;
   const uint32_t* const places = call.is_few ? nullptr : call.places + chunk * call.room;
-  const Left left = {keys, places, counts, chosen.count, segments, call.each};
+  const Left left = {keys, places, counts, chosen.count, segments, each};
   TF_HIPS_WIDE(t) {
     for (int k = t; k < kBins; k += kWide) bins[k] = 0;
     if (t < kWarps) above[t] = equal[t] = 0;
@@ -165,9 +169,10 @@ __device__ __forceinline__ void find_largest(const TopK& call, int64_t chunk, co
   }
   // The first digit, of which the last bin has all that is larger.
   TF_HIPS_WIDE(t) {
-    each_first(t, left, [&](uint32_t key) {
+    each_first(t, left, [&](uint32_t key, bool is_there) {
       const uint32_t digit = (key - chosen.least) >> chosen.shift;
-      atomicAdd(&bins[digit < kBins ? digit : kBins - 1], 1);
+      const uint32_t bin = digit < kBins ? digit : kBins - 1;
+      atomicAdd(&bins[is_there ? bin : kBins], 1);
     });
   }
   pick_bin<kWide>(bins, static_cast<int32_t>(chosen.wanted), &picked);
@@ -183,7 +188,8 @@ __device__ __forceinline__ void find_largest(const TopK& call, int64_t chunk, co
         TF_HIPS_UNROLL
         for (int u = 0; u < kLaneKeys; ++u) {
           const uint32_t offset = here[u] - span.low;
-          if (u < number && offset <= span.last) atomicAdd(&bins[offset >> shift], 1);
+          const bool is_inside = u < number && offset <= span.last;
+          atomicAdd(&bins[is_inside ? offset >> shift : kBins], 1);
         }
       });
     }
@@ -196,10 +202,16 @@ __device__ __forceinline__ void find_largest(const TopK& call, int64_t chunk, co
     int32_t above_here = 0, equal_here = 0;
     const uint32_t highest = span.low + span.last;
     each_left<false>(left, t, [&](const auto& here, const auto&, int number) {
+      uint32_t inside = 0;
       TF_HIPS_UNROLL
       for (int u = 0; u < kLaneKeys; ++u) {
-        if (u < number && here[u] > highest) ++above_here;
-        if (u >= number || here[u] - span.low > span.last) continue;
+        above_here += u < number && here[u] > highest ? 1 : 0;
+        inside |= u < number && here[u] - span.low <= span.last ? 1u << u : 0u;
+      }
+      if (inside == 0) return;
+      TF_HIPS_UNROLL
+      for (int u = 0; u < kLaneKeys; ++u) {
+        if ((inside >> u & 1) == 0) continue;
         if (is_few) {
           const int slot = atomicAdd(&num_few, 1);
           few[slot] = here[u];
@@ -249,13 +261,12 @@ __device__ __forceinline__ void find_largest(const TopK& call, int64_t chunk, co
       Before at = count_before(above_here, equal_here, &before);
       TF_HIPS_UNROLL
       for (int u = 0; u < kLaneKeys; ++u) {
-        if (u >= number || here[u] < cut_here) continue;
-        const bool is_larger = here[u] > cut_here;
-        if (is_larger || at.equal < most) {
-          out[at.above + (at.equal < most ? at.equal : most)] = places_here[u];
-        }
+        const bool is_larger = u < number && here[u] > cut_here;
+        const bool is_same = u < number && here[u] == cut_here;
+        const int32_t place = at.above + (at.equal < most ? at.equal : most);
+        if (is_larger || (is_same && at.equal < most)) out[place] = places_here[u];
         at.above += is_larger ? 1 : 0;
-        at.equal += is_larger ? 0 : 1;
+        at.equal += is_same ? 1 : 0;
       }
     });
   }
@@ -269,7 +280,7 @@ TF_HIPS_WIDE_KERNEL top_k_wide(const TopK call) {
     each_left<false>(left, t, [&](const auto& here, const auto&, int number) {
       TF_HIPS_UNROLL
       for (int u = 0; u < kLaneKeys; ++u) {
-        if (u < number) use(here[u]);
+        use(here[u], u < number);
       }
     });
   });
@@ -290,9 +301,9 @@ __device__ __forceinline__ void find_largest_of(const TopK& call, int64_t chunk,
       }
       TF_HIPS_UNROLL
       for (int u = 0; u < kAtOnce; ++u) {
-        if (first + u * kWide >= count) break;
-        keys[first + u * kWide] = made[u];
-        use(made[u]);
+        const bool is_there = first + u * kWide < count;
+        if (is_there) keys[first + u * kWide] = made[u];
+        use(made[u], is_there);
       }
     }
   });
