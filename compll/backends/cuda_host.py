@@ -165,6 +165,8 @@ class Host:
         lines.add("// All kernels of a small call, by one block of threads.")
         lines.open(f"TF_HIPS_KERNEL {name}_alone(const {name.capitalize()}Call call) {{")
         lines.add(f"using namespace {name}_kernels;")
+        if function.kernels.keeps:
+            lines.add("#ifdef __CUDA_ARCH__", "__builtin_assume(call.alone != 0);", "#endif")
         if is_decode:
             lines.open("if (call.alone != kSteps) {")
             lines.add("TF_HIPS_PHASE(t) {", "  if (t == 0) *call.report = TF_HIPS_CUDA_FINE;", "}")

@@ -108,6 +108,8 @@ class Kernels:
         takes_sum: a kernel forms the sum of gradient and residual as it reads them.
         decoder: the plan, if its decode has a function for a tile.
         decodes_tiles: the last kernel leaves the residual, too.
+        keeps: its kernels keep vectors, and are many; one block of threads that does them all has no
+            code for full tiles, or its code would not fit in a cache.
         waits_late: the kernel itself waits for the one before, if that has just checked packets.
     """
 
@@ -121,6 +123,7 @@ class Kernels:
     takes_sum: bool = False
     decoder: nodes.Plan | None = None
     decodes_tiles: bool = False
+    keeps: bool = False
     waits_late: bool = False
     _had_header: bool = False
     _kernel: str = ""
@@ -425,14 +428,19 @@ class Kernels:
         self.close_eight()
         self.lines.close()
         wide = [*scope.wide, *(to for item in items for to in item.wide)]
-        self.say_full(whole, f"least({elements}, n)", wide)
+        self.say_full(
+            whole,
+            f"least({elements}, n)",
+            wide,
+            besides="call.alone == 0 && " if self.keeps else "",
+        )
         whole.add(*(line for item in items for line in item.opening))
 
     @staticmethod
-    def say_full(lines: Lines, elements: str, wide: Sequence[str]) -> None:
+    def say_full(lines: Lines, elements: str, wide: Sequence[str], *, besides: str = "") -> None:
         """Declares whether a tile has all its elements, and all is where it can be read fast."""
         aligned = f" && are_aligned({', '.join(dict.fromkeys(wide))})" if wide else ""
-        lines.add(f"const bool is_full_tile = spot.base + kTile <= {elements}{aligned};")
+        lines.add(f"const bool is_full_tile = {besides}spot.base + kTile <= {elements}{aligned};")
 
     def open_eight(self) -> None:
         """Begins what a thread does with its eight elements, in a phase; `is_full`: all of them."""

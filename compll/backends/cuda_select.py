@@ -47,6 +47,7 @@ class Selections:
         `left`: the steps behind it, of which lets are taken away that are defined here.
         """
         value = step.value
+        self.kernels.keeps = True
         match value:
             case nodes.Filter():
                 self._filter(step, value)

@@ -53,7 +53,7 @@ TF_HIPS_INLINE void count_others(const uint32_t* few, int32_t inside, uint32_t k
 template <typename Use>
 TF_HIPS_INLINE void each_key(const uint32_t* keys, int32_t count, int t, const Use& use) {
   // Tiles whose keys a thread reads before it uses any: it waits for memory once.
-  constexpr int kAtOnce = 4;
+  constexpr int kAtOnce = 2;
   for (int32_t base = kEach * t; base < count; base += kAtOnce * kTile) {
     uint32_t here[kAtOnce][kEach];
     TF_HIPS_UNROLL
