@@ -236,6 +236,7 @@ class Expressions:
             which -0 is less than 0. With another constant they are what is meant.
         is_nonzero: whether a float is known to be neither a zero nor NaN: as the second argument of
             a minimum or maximum that makes one instruction of it.
+        divisor: C++ for what integers are divided by, where there is something faster; else None.
     """
 
     names: Names
@@ -329,9 +330,9 @@ class Expressions:
 
     def _binary(self, expr: nodes.Binary) -> tuple[str, int]:
         if expr.left.type == INT and expr.op in _INT_CALLS:
-            made = self.divisor(expr.right) if expr.op == "/" else None
-            right = self(expr.right) if made is None else made
-            return f"{_INT_CALLS[expr.op]}({self(expr.left)}, {right})", _ATOM
+            divisor = self.divisor(expr.right) if expr.op == "/" else None
+            by = self(expr.right) if divisor is None else divisor
+            return f"{_INT_CALLS[expr.op]}({self(expr.left)}, {by})", _ATOM
         # Both sides are evaluated: with a branch between them, loops would not be vector code.
         op = {"&&": "&", "||": "|"}.get(expr.op, expr.op)
         precedence = _PRECEDENCE[op]

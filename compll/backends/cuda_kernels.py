@@ -108,8 +108,8 @@ class Kernels:
         takes_sum: a kernel forms the sum of gradient and residual as it reads them.
         decoder: the plan, if its decode has a function for a tile.
         decodes_tiles: the last kernel leaves the residual, too.
-        keeps: its kernels keep vectors, and are many; one block of threads that does them all has no
-            code for full tiles, or its code would not fit in a cache.
+        keeps: its kernels keep vectors, and are many; one block of threads that does them all has
+            no code for full tiles, or its code would not fit in a cache.
         waits_late: the kernel itself waits for the one before, if that has just checked packets.
     """
 
