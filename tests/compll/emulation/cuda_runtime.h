@@ -59,19 +59,19 @@ void trace_kernel(const char* name);
 #define TF_HIPS_MAY_BE_ALONE may_be_alone
 #define TF_HIPS_SHARED alignas(16) static
 #define TF_HIPS_UNROLL
-#define TF_HIPS_LAUNCH(kernel, blocks, threads, stream, ...)      \
-  do {                                                            \
+#define TF_HIPS_LAUNCH(kernel, blocks, threads, stream, ...)       \
+  do {                                                             \
     static_assert(threads == 128 || threads == 1024, "a phase's"); \
-    static_cast<void>(stream);                                    \
-    const std::lock_guard<std::mutex> kernel_lock(kernel_mutex);  \
-    TF_HIPS_TRACED(kernel);                                       \
-    ++launches;                                                   \
-    const int64_t num = static_cast<int64_t>(blocks);             \
-    for (int64_t turn = 0; turn < num; ++turn) {                  \
-      const int64_t block = is_backwards ? num - 1 - turn : turn; \
-      blockIdx.x = static_cast<unsigned>(block);                  \
-      kernel(__VA_ARGS__);                                        \
-    }                                                             \
+    static_cast<void>(stream);                                     \
+    const std::lock_guard<std::mutex> kernel_lock(kernel_mutex);   \
+    TF_HIPS_TRACED(kernel);                                        \
+    ++launches;                                                    \
+    const int64_t num = static_cast<int64_t>(blocks);              \
+    for (int64_t turn = 0; turn < num; ++turn) {                   \
+      const int64_t block = is_backwards ? num - 1 - turn : turn;  \
+      blockIdx.x = static_cast<unsigned>(block);                   \
+      kernel(__VA_ARGS__);                                         \
+    }                                                              \
   } while (false)
 
 #define TF_HIPS_FOLLOW TF_HIPS_LAUNCH

@@ -54,10 +54,9 @@
   [[maybe_unused]] static __global__ void __launch_bounds__(::tf_hips::cuda::kThreads)
 
 // With so few registers that a multiprocessor has all the threads that it can have.
-#define TF_HIPS_DENSE_KERNEL                   \
-  [[maybe_unused]] static __global__ void      \
-  __launch_bounds__(::tf_hips::cuda::kThreads, \
-                    ::tf_hips::cuda::kDenseBlocks)
+#define TF_HIPS_DENSE_KERNEL                                                           \
+  [[maybe_unused]] static __global__ void __launch_bounds__(::tf_hips::cuda::kThreads, \
+                                                            ::tf_hips::cuda::kDenseBlocks)
 
 #define TF_HIPS_WIDE_KERNEL \
   [[maybe_unused]] static __global__ void __launch_bounds__(::tf_hips::cuda::kWide)

@@ -41,8 +41,8 @@ TF_HIPS_INLINE Span span_of(uint32_t low, int32_t bits, const Picked& picked) {
 }
 
 // How many of few keys are larger than one, and how many are the same.
-TF_HIPS_INLINE void count_others(const uint32_t* few, int32_t inside, uint32_t key,
-                                 int32_t* larger, int32_t* same) {
+TF_HIPS_INLINE void count_others(const uint32_t* few, int32_t inside, uint32_t key, int32_t* larger,
+                                 int32_t* same) {
   for (int k = 0; k < inside; ++k) {
     *larger += few[k] > key ? 1 : 0;
     *same += few[k] == key ? 1 : 0;

@@ -397,8 +397,8 @@ TF_HIPS_INLINE void fetch_ahead([[maybe_unused]] const int32_t (&places)[8],
 // and places_here[0] the one before. is_fine(): waits for what says whether it may. Returns whether
 // those of thread t ascend.
 template <typename IsFine>
-TF_HIPS_INLINE bool add_placed(int t, const int32_t* places_here, const float* values,
-                               int64_t last, const IsFine& is_fine, float* out) {
+TF_HIPS_INLINE bool add_placed(int t, const int32_t* places_here, const float* values, int64_t last,
+                               const IsFine& is_fine, float* out) {
   bool in_order = true;
   bool is_own[8];
   float there[8];
@@ -418,8 +418,9 @@ TF_HIPS_INLINE bool add_placed(int t, const int32_t* places_here, const float* v
   return in_order;
 }
 
-// Which of the values is the first of each tile of a vector, and behind the last tile how many there
-// are: what value `number` at `place`, behind one at `before` (-1: behind none), tells of that.
+// Which of the values is the first of each tile of a vector, and behind the last tile how many
+// there are: what value `number` at `place`, behind one at `before` (-1: behind none), tells of
+// that.
 TF_HIPS_INLINE void note_first(int32_t before, int32_t place, int64_t number, const Placed& placed,
                                int32_t* firsts) {
   if (place <= before) return;

@@ -43,9 +43,9 @@ TF_HIPS_INLINE Chosen chosen_of(int64_t count, int64_t wanted) {
 
 // The least float that is not too small. `least`: 0, or not below the key of a number.
 TF_HIPS_INLINE float least_value(uint32_t least) {
-  return least == 0 ? 0.0f
-                    : bits_float(static_cast<int64_t>(
-                          least ^ (0x80000000u | ((least >> 31) - 1u))));
+  return least == 0
+             ? 0.0f
+             : bits_float(static_cast<int64_t>(least ^ (0x80000000u | ((least >> 31) - 1u))));
 }
 
 TF_HIPS_INLINE int64_t num_samples(int64_t size) { return least(kSamples, size); }
@@ -103,7 +103,8 @@ __device__ __forceinline__ void guess_least(int64_t count, int64_t wanted, Chose
   TF_HIPS_WIDE(t) {
     const uint32_t bin = static_cast<uint32_t>(first.bin);
     for (int k = t; k < samples; k += kWide) {
-      if (sample[k] >> kFirstShift == bin) atomicAdd(&bins[1][sample[k] >> (kFirstShift - kBinBits) & (kBins - 1)], 1);
+      if (sample[k] >> kFirstShift == bin)
+        atomicAdd(&bins[1][sample[k] >> (kFirstShift - kBinBits) & (kBins - 1)], 1);
     }
   }
   pick_bin<kWide>(bins[1], first.wanted, &second);
