@@ -37,6 +37,7 @@ class Divisor {
   uint64_t inverse_;
 };
 
+using tf_hips::int_div;
 TF_HIPS_INLINE int64_t int_div(int64_t a, const Divisor& by) { return by.divide(a); }
 
 // The eight floats from number `first` on; 0 behind the end. `is_full`: there are eight, at a
