@@ -237,6 +237,7 @@ class Expressions:
         is_nonzero: whether a float is known to be neither a zero nor NaN: as the second argument of
             a minimum or maximum that makes one instruction of it.
         divisor: C++ for what integers are divided by, where there is something faster; else None.
+        is_number: whether a float is known not to be NaN, of which there are many bits.
     """
 
     names: Names
@@ -249,6 +250,7 @@ class Expressions:
     zero: str = ""
     is_nonzero: Callable[[nodes.Expr], bool] = lambda expr: False
     divisor: Callable[[nodes.Expr], str | None] = lambda expr: None
+    is_number: Callable[[nodes.Expr], bool] = lambda expr: False
 
     def type(self, kind: Type) -> str:
         """The C++ type of a scalar."""
@@ -298,6 +300,8 @@ class Expressions:
                 return self._convert(expr), _ATOM
             case nodes.Bitcast():
                 function = "bits_float" if expr.type == FLOAT else "float_bits"
+                if function == "float_bits" and self.is_number(expr.operand):
+                    function = "number_bits"
                 inside = self._narrow(expr.operand) or self(expr.operand)
                 return f"{function}({inside})", _ATOM
             case nodes.KeyPart():

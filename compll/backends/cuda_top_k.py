@@ -178,14 +178,14 @@ class TopK:
             "}",
         ]
         # What it reads beside the gradient would have no registers.
-        is_dense = not kernels.side.states and reads_own(kernels.side, [part], [])
+        is_crowded = not kernels.side.states and reads_own(kernels.side, [part], [])
         name = kernels.begin(
             "ranks",
             loop,
             opening=opening,
             parts=[part],
             besides=[value.count],
-            is_dense=is_dense,
+            is_crowded=is_crowded,
         )
         scope = kernels.scope()
         scope.unpack([part, part.size])
