@@ -72,31 +72,32 @@ class Scatters:
             f"call.mode == TF_HIPS_{mode}" for mode in ("SET", "RESIDUAL", "ADD")
         )
 
-        def limit(grid: str, alone: str | None = None) -> None:
-            """Says when the last kernel is launched, and when it is done alone; "": never."""
+        def limit(grid: str, alone: str | None = None, *, counts: bool = True) -> None:
+            """Says when the last kernel is launched, and when it is done alone; "": never.
+
+            `counts`: it is one of those that a call has most often.
+            """
             last = launches[-1]
-            launches[-1] = dataclasses.replace(
-                last,
-                grid=f"if ({grid}) {last.grid}" if grid else "",
-                alone=last.alone
-                if alone is None
-                else f"if ({alone}) {last.alone}"
-                if alone
-                else "",
-            )
+            grid = f"if ({grid}) {last.grid}" if grid else ""
+            if alone is None:
+                alone = last.alone
+            elif alone:
+                alone = f"if ({alone}) {last.alone}"
+            number = last.number if counts else 0
+            launches[-1] = dataclasses.replace(last, grid=grid, alone=alone, number=number)
 
         self._places(value, names, firsts)
         if is_early:
             limit(f"!({is_sum})")
         self._clear(value, placed, "out")
-        limit("", is_set)
+        limit("", is_set, counts=False)
         self._fill(values, whole, names, firsts)
         limit(is_set, "")
         self._scatter(values, names, "out", "call.mode", is_early=is_early)
-        limit(is_rest if is_early else f"!({is_set})")
+        limit(is_rest if is_early else f"!({is_set})", counts=False)
         if is_early:
             self._add(value)
-            limit(is_sum, "")
+            limit(is_sum, "", counts=False)
         # Of what is not at a place none is left, if the sum had none.
         opening = ["if (call.broken != nullptr && *call.broken == 0) return;"]
         kernels.begin("finite", whole, opening=opening)
