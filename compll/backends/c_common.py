@@ -242,6 +242,7 @@ class Expressions:
             which -0 is less than 0. With another constant they are what is meant.
         is_nonzero: whether a float is known to be neither a zero nor NaN: as the second argument of
             a minimum or maximum that makes one instruction of it.
+        divisor: C++ for what integers are divided by, where there is something faster; else None.
         is_number: whether a float is known not to be NaN, of which there are many bits.
     """
 
@@ -254,6 +255,7 @@ class Expressions:
     narrow: Narrow | None = None
     zero: str = ""
     is_nonzero: Callable[[nodes.Expr], bool] = lambda expr: False
+    divisor: Callable[[nodes.Expr], str | None] = lambda expr: None
     is_number: Callable[[nodes.Expr], bool] = lambda expr: False
 
     def type(self, kind: Type) -> str:
@@ -338,7 +340,9 @@ class Expressions:
 
     def _binary(self, expr: nodes.Binary) -> tuple[str, int]:
         if expr.left.type == INT and expr.op in _INT_CALLS:
-            return f"{_INT_CALLS[expr.op]}({self(expr.left)}, {self(expr.right)})", _ATOM
+            divisor = self.divisor(expr.right) if expr.op == "/" else None
+            by = self(expr.right) if divisor is None else divisor
+            return f"{_INT_CALLS[expr.op]}({self(expr.left)}, {by})", _ATOM
         # Both sides are evaluated: with a branch between them, loops would not be vector code.
         op = {"&&": "&", "||": "|"}.get(expr.op, expr.op)
         precedence = _PRECEDENCE[op]

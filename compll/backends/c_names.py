@@ -82,6 +82,10 @@ unpack_stream unpack_wide unpack_words upwards use used value_of warpSize whole_
 with_bits within_groups word_of write_line write_prefix write_staged write_tile write_until xor_all
 arrive at_once blocks_at_once cudaFuncSetAttribute cudaOccupancyMaxActiveBlocksPerMultiprocessor
 deal_tiles held_memory held_or hold_units launch_held put8_by reduce say_done unit wait_for
+add_placed copy_left count_before count_of count_others divide each_first each_key each_left
+fetch_ahead find_largest find_largest_of finite_all finite_blocks high_product is_few_picks
+is_few_tiles key_at least_value note_first note_no_first pack_counted pick pick_bin pick_made
+span_of sum_below top_k_wide clear_flag
 """
 RESERVED = frozenset((_KEYWORDS + _OWN + _RUNTIME).split())
 # Types, constants and macros of the runtime and of C begin with capitals or k, or end in _t; digits

@@ -160,7 +160,7 @@ class Host:
             lines.open("if (call.alone != 0) {")
             lines.add(f"TF_HIPS_LAUNCH({name}_alone, 1, kThreads, stream, call);", "return;")
             lines.close()
-        lines.add(*(launch.grid for launch in kernels.launches))
+        lines.add(*(launch.grid for launch in kernels.launches if launch.grid))
         lines.close()
         lines.add("")
         if function.held is not None:
@@ -175,6 +175,8 @@ class Host:
         lines.add("// All kernels of a small call, by one block of threads.")
         lines.open(f"TF_HIPS_KERNEL {name}_alone(const {name.capitalize()}Call call) {{")
         lines.add(f"using namespace {name}_kernels;")
+        if function.kernels.keeps:
+            lines.add("#ifdef __CUDA_ARCH__", "__builtin_assume(call.alone != 0);", "#endif")
         if is_decode:
             lines.open("if (call.alone != kSteps) {")
             lines.add("TF_HIPS_PHASE(t) {", "  if (t == 0) *call.report = TF_HIPS_CUDA_FINE;", "}")
@@ -281,20 +283,19 @@ class Host:
             )
             lines.close()
         lines.add(
-            "const bool is_few = !is_own && num <= kMaxRows &&",
-            "                    call.tensor.chunks * num <= kThreads;",
+            "const bool is_few =",
+            "    is_own || (num <= kMaxRows && call.tensor.chunks * num <= kThreads);",
         )
         lines.open("if (is_few) {")
         lines.add(
             "take(0, kMaxRows);",
+            "if (is_own) call.rows.num = 0;  // nothing to check: only the report is made",
             "TF_HIPS_FOLLOW(check_few_grid, 1, kThreads, stream, call);",
         )
         lines.turn("} else {")
         lines.add("cudaMemsetAsync(call.report, 0xFF, sizeof(Report), stream);")
         lines.close()
-        lines.open(
-            "for (int32_t first = 0; first < num && !is_own && !is_few; first += kMaxRows) {"
-        )
+        lines.open("for (int32_t first = 0; first < num && !is_few; first += kMaxRows) {")
         lines.add(
             "take(first, kMaxRows);",
             "const int64_t pairs = call.tensor.chunks * call.rows.num;",
@@ -456,7 +457,7 @@ class Host:
             lines.open("if (residual != nullptr && call.alone == 0) {")
             lines.add(
                 "rest.broken = broken;",
-                "cudaMemsetAsync(broken, 0, sizeof(int32_t), stream);",
+                "TF_HIPS_FOLLOW(clear_flag, 1, kThreads, stream, broken);",
             )
             lines.close()
         if function.notes_broken:

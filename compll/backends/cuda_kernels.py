@@ -40,10 +40,10 @@ _SUM = Gradient("load_sum8<is_full>(gradient, residual, value", ("gradient", "re
 _AGAIN = Gradient("load_again8<is_full>(in, residual, value", ("in",))
 
 
-def grid_of(name: str, call: str, *, opening: str = "follow();") -> list[str]:
+def grid_of(name: str, call: str, *, opening: str = "follow();", kind: str = "") -> list[str]:
     """The kernel that does a function of blocks of threads by as many of them as are launched."""
     return [
-        f"TF_HIPS_KERNEL {name}_grid(const {call} call) {{",
+        f"TF_HIPS_{kind}KERNEL {name}_grid(const {call} call) {{",
         f"  {opening}",
         f"  {name}(call, blockIdx.x);",
         "}",
@@ -80,7 +80,7 @@ class Launch:
     """One kernel, or several, of a call.
 
     Attributes:
-        grid: statement of the host that launches it.
+        grid: statement of the host that launches it; empty where one block of threads alone has it.
         alone: statement of a block of threads that does it all; empty where it needs nothing.
         number: how many kernels are started.
     """
@@ -91,7 +91,9 @@ class Launch:
 
     def only_if(self, condition: str) -> "Launch":
         """The same where a condition (C++) of the call is met."""
-        grid, alone = (f"if ({condition}) {text}" for text in (self.grid, self.alone))
+        grid, alone = (
+            f"if ({condition}) {text}" if text else "" for text in (self.grid, self.alone)
+        )
         return Launch(grid, alone, self.number)
 
 
@@ -107,6 +109,8 @@ class Kernels:
         decoder: the plan, if its decode has a function for a tile.
         decodes_tiles: the last kernel leaves the residual, too.
         written: all of them so far.
+        keeps: its kernels keep vectors, and are many; one block of threads that does them all has
+            no code for full tiles, or its code would not fit in a cache.
         waits_late: the kernel itself waits for the one before, if that has just checked packets.
     """
 
@@ -120,9 +124,11 @@ class Kernels:
     takes_sum: bool = False
     decoder: nodes.Plan | None = None
     decodes_tiles: bool = False
+    keeps: bool = False
     waits_late: bool = False
     written: list[Written] = field(default_factory=list)
     _had_header: bool = False
+    _kind: str = ""
     _blocks: str = ""
     _in_loop: bool = False
     _is_header_written: bool = False
@@ -180,6 +186,7 @@ class Kernels:
         *,
         is_picked: bool = False,
         here: str = "",
+        is_roomy: bool = False,
     ) -> None:
         """Makes a vector that is kept known.
 
@@ -189,10 +196,12 @@ class Kernels:
             count: the scalar that holds its length, if any.
             is_picked: only one element of it is kept.
             here: C++ for it in the kernel that makes it, if that needs it.
+            is_roomy: it begins at 16 bytes and has room for whole eights.
         """
         size = kept_size(step)
+        most = most_kept(step)
         self.side.definitions.append(
-            Definition(step.var, "kept", size, member, most_kept(step), count, is_picked, here)
+            Definition(step.var, "kept", size, member, most, count, is_picked, here, is_roomy)
         )
 
     # Kernels.
@@ -206,6 +215,8 @@ class Kernels:
         opening: Sequence[str] = (),
         parts: Sequence[nodes.Elementwise] = (),
         besides: Sequence[nodes.Expr] = (),
+        is_wide: bool = False,
+        is_crowded: bool = False,
     ) -> str:
         """Opens a kernel over the tiles of a loop, or over chunks; returns its name.
 
@@ -217,10 +228,13 @@ class Kernels:
                 neighbouring tiles, else one.
             parts: all that its loops compute of the tile's elements and blocks.
             besides: what else it computes.
+            is_wide: its blocks have kWide threads.
+            is_crowded: so few registers that as many blocks run as can, which hides latency.
         """
         self._number += 1
         name = f"{self.prefix}_{kind}{self._number}"
         add = self.lines.add
+        self._kind = "WIDE_" if is_wide else "CROWDED_" if is_crowded else ""
         self._had_header = self._is_header_written
         # It may write the header, too, if that is not written.
         header = [] if self._had_header else [value for _, value in self.header]
@@ -272,7 +286,8 @@ class Kernels:
         self._blocks = blocks
         self.launches.append(
             Launch(
-                f"TF_HIPS_FOLLOW({name}_grid, {blocks}, kThreads, stream, call);",
+                f"TF_HIPS_FOLLOW({name}_grid, {blocks}, {'kWide' if is_wide else 'kThreads'}, "
+                "stream, call);",
                 f"for (uint32_t k = 0; k < {blocks}; ++k) {name}(call, k);",
             )
         )
@@ -296,7 +311,7 @@ class Kernels:
         name, blocks = self.written[-1].name, self._blocks
         if not self.written[-1].leaves:
             opening = "if (!call.is_just_checked) follow();" if self.waits_late else "follow();"
-            self.lines.add(*grid_of(name, self.call, opening=opening))
+            self.lines.add(*grid_of(name, self.call, opening=opening, kind=self._kind))
             return
         self.lines.add(*_grids_of(name))
         alone = f"for (uint32_t k = 0; k < {blocks}; ++k) {name}<true>(call, k);"
@@ -408,18 +423,28 @@ class Kernels:
         self.close_eight()
         self.lines.close()
         wide = [*scope.wide, *(to for item in items for to in item.wide)]
-        self.say_full(whole, f"least({elements}, n)", wide, draws=bool(scope.drawn))
+        besides = "call.alone == 0 && " if self.keeps else ""
+        self.say_full(
+            whole, f"least({elements}, n)", wide, draws=bool(scope.drawn), besides=besides
+        )
         whole.add(*(line for item in items for line in item.opening))
 
     @staticmethod
-    def say_full(lines: Lines, elements: str, wide: Sequence[str], *, draws: bool = False) -> None:
+    def say_full(
+        lines: Lines,
+        elements: str,
+        wide: Sequence[str],
+        *,
+        draws: bool = False,
+        besides: str = "",
+    ) -> None:
         """Declares whether a tile has all its elements, and all is where it can be read fast.
 
-        `draws`: noise, too.
+        `draws`: noise, too; `besides`: C++ for what must hold as well.
         """
         aligned = f" && are_aligned({', '.join(dict.fromkeys(wide))})" if wide else ""
         aligned += " && is_noise_whole(key)" if draws else ""
-        lines.add(f"const bool is_full_tile = spot.base + kTile <= {elements}{aligned};")
+        lines.add(f"const bool is_full_tile = {besides}spot.base + kTile <= {elements}{aligned};")
 
     def open_eight(self) -> None:
         """Begins what a thread does with its eight elements, in a phase; `is_full`: all of them."""

@@ -34,6 +34,9 @@ from compll.ir.walk import changed, free_vars, walk
 _ZERO = "zero"
 
 
+# Elements of which a thread can load eight at once, where a vector is kept.
+_LOADED = ("float", "int64_t")
+
 # A kernel need not use all that its expressions' lengths are made of.
 _MAYBE = "[[maybe_unused]] "
 
@@ -48,6 +51,7 @@ class Vector:
     pointer: str
     form: str  # "gradient", "state", "field", "kept" or "picked"
     bits: str | None = None
+    room: str = ""  # of one that is kept and begins at 16 bytes: C++ for how many it has room for
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,7 @@ class Scope:
         self._ranges = ranges
         self._floats = FloatRanges(ranges)
         self.c.is_nonzero = lambda expr: is_nonzero(expr, ranges)
+        self.c.divisor = self._divisor
         self.c.is_number = lambda expr: not self._floats(expr).has_nan
         self._narrow = Narrow(ranges, self.c, lambda expr: self.noise(expr, self.c))
         self.widths: dict[UInt, str] = {}
@@ -89,10 +94,15 @@ class Scope:
         self.tiles: dict[nodes.Var, str] = {}
         self.drawn: dict[int, str] = {}
         self.hoisted: dict[tuple[nodes.Var, nodes.Expr], str] = {}
+        self.gathered: dict[tuple[nodes.Var, nodes.Var], str] = {}
         # Vectors of which a thread has an element, at the number of the loop's own.
         self.own: dict[nodes.Var, str] = {}
         # Floats that a loop is given, the same for all eight elements of a thread.
         self.given: Mapping[nodes.Var, str] = {}
+        # What a loop divides by, and what in it differs from element to element.
+        self._divisors: dict[nodes.Var, str] = {}
+        self._divisor_lines: Lines | None = None
+        self._own: set[nodes.Var] | None = None
         # C++ for the vectors that a full tile reads or writes 16 bytes at a time.
         self.wide: list[str] = []
         self._body = body
@@ -113,6 +123,8 @@ class Scope:
             turned = turned_by(index, self.position)
             if turned is not None and self._is_loaded(vector):
                 return f"{self.tiles[array]}[u{f' ^ {turned}' if turned else ''}]"
+        if isinstance(index, nodes.Ref) and (array, index.var) in self.gathered:
+            return f"{self.gathered[array, index.var]}[u]"
         block = block_of(index, self.position, self.side.program.blocks)
         if block is not None and (array, block) in self.hoisted:
             return self.hoisted[array, block]
@@ -189,6 +201,19 @@ class Scope:
                 self._read_field(number, item)
         for made in used:
             self._declare(made)
+        self._divisor_lines = lines.later()
+        self._divisors.clear()
+
+    def _divisor(self, expr: nodes.Expr) -> str | None:
+        """What the elements of a loop divide by, if that is the same for all of them."""
+        if self._own is None or self._divisor_lines is None:
+            return None
+        if not isinstance(expr, nodes.Ref) or expr.var in self._own:
+            return None
+        if expr.var not in self._divisors:
+            name = self._divisors[expr.var] = self.names.fresh("divisor")
+            self._divisor_lines.add(f"{_MAYBE}const Divisor {name}({self.names.of(expr.var)});")
+        return self._divisors[expr.var]
 
     def _kinds(self, roots: list[nodes.Expr], need: set[nodes.Var]) -> list[UInt]:
         kinds = [element(expr.type) for root in roots for expr in walk(root)]
@@ -246,7 +271,8 @@ class Scope:
             if size is None or isinstance(size, nodes.Math):
                 size = nodes.Size(INT, var.span, nodes.Ref(var.type, var.span, var))
             form = "picked" if made.is_picked else "kept"
-            self.vectors[var] = Vector(var, size, count, name, form)
+            room = f"call.{made.member}_room" if made.is_roomy and kind in _LOADED else ""
+            self.vectors[var] = Vector(var, size, count, name, form, room=room)
 
     # The loop over a thread's elements.
 
@@ -257,7 +283,7 @@ class Scope:
 
         `size`: of the loop; `gradient`: where that is read.
         """
-        self.size = size
+        self.size, parts = size, tuple(parts)
         draws: list[nodes.Random] = []
         for part in parts:
             self.position = part.position
@@ -272,10 +298,46 @@ class Scope:
         # Behind the loads, which take as long.
         for draw in draws:
             self._draw(draw)
+        for part in parts:
+            self._gather(part)
+
+    def _gather(self, part: nodes.Elementwise) -> None:
+        """Loads what a part reads elsewhere, at places that it computes: all eight at once.
+
+        In the loop that needs them nvcc would wait for those of an element before it asks for those
+        of the next.
+        """
+        known = {let.var for let in part.lets}
+        for root in (*(let.value for let in part.lets), part.value):
+            for expr in walk(root):
+                match expr:
+                    case nodes.Index(array=nodes.Ref(var=array), index=nodes.Ref(var=place)):
+                        pass
+                    case _:
+                        continue
+                kind = self.c.type(element(array.type))
+                is_far = self.vectors[array].form in ("gradient", "state", "kept")
+                if place not in known or not is_far or (array, place) in self.gathered:
+                    continue
+                need, lets = {place}, list[nodes.Let]()
+                for let in reversed(part.lets):
+                    if let.var in need:
+                        lets.insert(0, let)
+                        need |= free_vars(let.value)
+                name = self.names.fresh(f"{array.name}_there")
+                self.lines.add(f"{kind} {name}[8];", "TF_HIPS_UNROLL")
+                self.lines.open("for (int u = 0; u < kEach; ++u) {")
+                made = replace(part, lets=tuple(lets), value=expr)
+                statements, text = self.element(made, element(array.type), "first + u")
+                self.lines.add(*statements, f"{name}[u] = {text};")
+                self.lines.close()
+                self.gathered[array, place] = name
 
     def _is_loaded(self, vector: Vector) -> bool:
         """Whether a thread loads its own eight elements, at which a loop reads a vector."""
-        if vector.form in ("kept", "picked"):
+        if vector.form == "kept":
+            return bool(vector.room)
+        if vector.form == "picked":
             return False
         # Behind its end are zeros, which eight that are loaded have there, too.
         return vector.size == self.size or vector.form in ("gradient", "field")
@@ -311,6 +373,12 @@ class Scope:
                 if gradient.after:
                     lines.add(gradient.after.format(tile=name))
                 self.wide += gradient.wide
+            elif vector.form == "kept":
+                full = "is_full" if vector.size == self.size else "false"
+                lines.add(
+                    f"load_kept8<{full}>({vector.pointer}, first, {vector.count}, {vector.room}, "
+                    f"{name});"
+                )
             elif vector.form == "state":
                 lines.add(f"load8<is_full>({vector.pointer}, first, n, {name});")
                 self.wide.append(vector.pointer)
@@ -349,13 +417,14 @@ class Scope:
             part, value, made = self._numbered(part, value)
             lines += made
         self.c.narrow = self._narrow
+        self._own = {part.position, *(let.var for let in part.lets)}
         try:
             lines += self._let_lines(part.lets)
             if is_whole and isinstance(value, nodes.Convert):
                 return lines, self.c(value.operand)
             return lines, self._value(part, value)
         finally:
-            self.c.narrow = None
+            self.c.narrow = self._own = None
 
     def lets(self, lets: Iterable[nodes.Let]) -> list[str]:
         """Statements for what is the same for all elements of a block."""
@@ -371,9 +440,10 @@ class Scope:
             self._floats.learn(let)
 
     def _let_lines(self, lets: Iterable[nodes.Let]) -> list[str]:
-        lines = []
+        # Of what is loaded already the place is not needed.
+        lines, unused = [], _MAYBE if self.gathered else ""
         for let in lets:
-            lines.append(self.c.let(let))
+            lines.append(unused + self.c.let(let))
             self._floats.learn(let)
         return lines
 

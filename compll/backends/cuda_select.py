@@ -1,28 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """Vectors that are kept between kernels: filter, sort, top_k, scatter, hadamard.
 
-    filter    what a tile keeps to its beginning; the counts scanned; then one behind another
-    sort      keys; a block of threads a chunk sorts them, or, where one element is all that is
-              read, finds that by counting digits
-    top_k     cuda_top_k.py
-    hadamard  a block of threads transforms the blocks of a tile in shared memory (hadamard.cuh)
-    scatter   places, checked; zeros; values to their places
-
-Nothing is written to the gradient of a decode before all places of all its chunks are checked.
+filter    what a tile keeps to its beginning; the counts scanned; then one behind another
+sort      keys; a block of threads a chunk sorts them, or, where one element is all that is
+read, finds that by counting digits
+top_k     cuda_top_k.py
+hadamard  a block of threads transforms the blocks of a tile in shared memory (hadamard.cuh)
+scatter   cuda_scatter.py
 """
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 
-from compll.backends.cuda_kernels import HERE, Kernels, Launch
+from compll.backends.cuda_kernels import Kernels, Launch
 from compll.backends.cuda_reads import only_index, reads_own, roots_of
 from compll.backends.cuda_reduce import Item
+from compll.backends.cuda_scatter import Scatters
 from compll.backends.cuda_scope import Scope
 from compll.backends.cuda_side import element, most_kept, part_of, reads
 from compll.backends.cuda_sums import Sums, whole_of
 from compll.backends.cuda_top_k import TopK
 from compll.ir import nodes
-from compll.ir.types import BOOL, FLOAT, INT, Type
+from compll.ir.types import BOOL, FLOAT, Type
 from compll.ir.walk import free_vars
 
 
@@ -47,6 +47,7 @@ class Selections:
         `left`: the steps behind it, of which lets are taken away that are defined here.
         """
         value = step.value
+        self.kernels.keeps = True
         match value:
             case nodes.Filter():
                 self._filter(step, value)
@@ -59,23 +60,15 @@ class Selections:
             case nodes.Scatter():
                 loop = self.kernels.loop(value.size)
                 member = self.kernels.array("float", step.var.name, f"kTile * call.tiles[{loop}]")
-                target = f"(call.{member} + spot.chunk * call.{member}_room)"
-                self._scatter(value, target)
+                Scatters(self.kernels).keep(value, member)
                 self.kernels.define_kept(step, member)
             case _:
                 raise TypeError(f"`step` must keep a vector. Received: {value!r}")
 
     def decode(self, value: nodes.Scatter) -> None:
         """Writes a scatter to the gradient of a decode, in the way that `mode` asks for."""
-        self._scatter(value, "out", is_out=True)
-        kernels = self.kernels
+        Scatters(self.kernels).decode(value)
         self.looks_broken = True
-        # Of what is not at a place none is left, if the sum had none.
-        opening = ["if (call.broken != nullptr && *call.broken == 0) return;"]
-        kernels.begin("finite", kernels.loop(value.size), opening=opening)
-        self.lines.add("TF_HIPS_PHASE(t) { make_finite(t, spot.base, n, out); }")
-        kernels.end()
-        kernels.launches[-1] = kernels.launches[-1].only_if("call.mode == TF_HIPS_RESIDUAL")
 
     def _limit(self, scope: Scope, value: nodes.Filter, source: nodes.Elementwise) -> str:
         if value.limit is None:
@@ -115,7 +108,7 @@ class Selections:
         item = Item(flags, BOOL, [f"uint32_t {mask} = 0;"], note, after)
         kernels.each(scope, flags.size, gradient, elements, [item])
         # In the next phase a thread has only what is in memory.
-        for loaded in (scope.tiles, scope.drawn, scope.hoisted):
+        for loaded in (scope.tiles, scope.drawn, scope.hoisted, scope.gathered):
             loaded.clear()
         self.lines.open("TF_HIPS_PHASE(t) {")
         place = scope.names.fresh("place")
@@ -125,10 +118,19 @@ class Selections:
         statements, text = scope.element(source, kind, "spot.base + kEach * t + u")
         add(*statements, f"{at}[{place}] = {text};")
         self.lines.close("});")
-        for _ in range(2):
+        self.lines.close()
+        self.lines.close()
+        scope = kernels.scope()
+        scope.unpack([source.size, *limits])
+        elements = whole_of(scope, source)
+        self.lines.open("TF_HIPS_PHASE(t) {")
+        self.lines.open("if (t == 0 && spot.base == 0) {")
+        add(f"call.{placed}[spot.chunk] = {{{self._limit(scope, value, source)}, {elements}}};")
+        for _ in range(3):
             self.lines.close()
         kernels.end()
 
+        # By one block of threads alone; in a grid each adds up by itself.
         kernels.begin("places", None)
         scope = kernels.scope()
         scope.unpack([source.size, *limits])
@@ -148,6 +150,7 @@ class Selections:
         for _ in range(3):
             self.lines.close()
         kernels.end()
+        kernels.launches[-1] = dataclasses.replace(kernels.launches[-1], grid="", number=0)
 
         fields = ", ".join(
             [
@@ -157,10 +160,11 @@ class Selections:
         )
         packing = f"Packing<{held}>{{{fields}}}"
         blocks = f"num_packers(call.tiles[{loop}]) * call.tensor.chunks"
-        grid = f"launch_pack({packing}, {blocks}, stream);"
+        sums = f"&call.scalars->{total}, sizeof(Scalars)"
+        grid = f"launch_pack({packing}, {blocks}, {sums}, stream);"
         alone = f"for (uint32_t k = 0; k < {blocks}; ++k) pack_tiles({packing}, k);"
         kernels.launches.append(Launch(grid, alone))
-        kernels.define_kept(step, member, total)
+        kernels.define_kept(step, member, total, is_roomy=True)
 
     # Sort.
 
@@ -171,8 +175,8 @@ class Selections:
         key: Callable[[str], str],
         keys: str,
         left: Sequence[nodes.Step],
-    ) -> None:
-        """A kernel that leaves the keys of a vector.
+    ) -> bool:
+        """A kernel that leaves the keys of a vector; whether it reads a sum that is not formed.
 
         Args:
             part: the vector.
@@ -203,6 +207,7 @@ class Selections:
         kernels.each(scope, part.size, gradient, elements, [item])
         self.lines.close()
         kernels.end()
+        return will_sum
 
     def _sort(self, step: nodes.Store, value: nodes.Sort, left: list[nodes.Step]) -> None:
         kernels, add, name = self.kernels, self.lines.add, step.var.name
@@ -219,7 +224,8 @@ class Selections:
             number = text if kind == FLOAT else f"static_cast<int64_t>({text})"
             return f"sort_key({number}, {order})"
 
-        self._keys(part, kind, key, keys, left)
+        had_sum = kernels.takes_sum
+        will_sum = self._keys(part, kind, key, keys, left)
         if index is not None:
             member = kernels.scalar(step.var, "float")
             kernels.define_kept(step, member, is_picked=True)
@@ -227,7 +233,18 @@ class Selections:
                 if isinstance(let, nodes.Let):
                     kernels.define(let.var, "let", let.value)
             del left[: len(lets)]
+            picks = [kernels.launches.pop()]
             self._pick(part, keys, member, order, index)
+            picks.append(kernels.launches.pop())
+            if kernels.takes_sum == had_sum:
+                self._pick_few(part, key, keys, member, order, index, will_sum=will_sum)
+                few = f"is_few_picks(call.tiles[{loop}])"
+                made = kernels.launches.pop().only_if(few)
+                kernels.launches.append(dataclasses.replace(made, alone="", number=0))
+                picks = [
+                    dataclasses.replace(pick, grid=f"if (!{few}) {pick.grid}") for pick in picks
+                ]
+            kernels.launches += picks
             return
         held = Scope(kernels.side, self.lines).c.type(kind)
         member = kernels.array(held, name, f"kTile * call.tiles[{loop}]")
@@ -294,6 +311,47 @@ class Selections:
             self.lines.close()
         kernels.end()
 
+    def _pick_few(
+        self,
+        part: nodes.Elementwise,
+        key: Callable[[str], str],
+        keys: str,
+        member: str,
+        order: str,
+        index: nodes.Expr,
+        *,
+        will_sum: bool,
+    ) -> None:
+        """The same where a wide block makes the keys, too; `will_sum`: of a sum to be formed."""
+        kernels, add, side = self.kernels, self.lines.add, self.kernels.side
+        before = side.has_read
+        kernels.begin("pick", None, is_wide=True)
+        scope = kernels.scope()
+        scope.unpack([part, part.size, index])
+        if will_sum:
+            self.sums.read_early(scope)
+        elements = whole_of(scope, part)
+        place, number = scope.names.fresh("place"), scope.names.fresh("number")
+        found = scope.names.fresh("found")
+        add(
+            f"const int64_t {place} = {scope.c(index)};",
+            f"uint32_t* const keys = call.{keys} + spot.chunk * call.{keys}_room;",
+        )
+        self.lines.open(f"const auto key_at = [&](int64_t {number}) {{")
+        statements, text = scope.element(part, FLOAT, number)
+        add(*statements, f"return {key(text)};")
+        self.lines.close("};")
+        self.lines.open(f"pick_made({elements}, {place}, keys, key_at, [&](uint32_t {found}) {{")
+        add(
+            f"const bool is_there = {place} >= 0 && {place} < {elements};",
+            f"call.scalars[spot.chunk].{member} = "
+            f"is_there ? sorted_value({found}, {order}, 0.0f) : 0.0f;",
+        )
+        self.lines.close("});")
+        self.lines.close()
+        kernels.end()
+        side.has_read = before
+
     # Hadamard.
 
     def _hadamard(self, step: nodes.Store, value: nodes.Hadamard) -> None:
@@ -328,107 +386,3 @@ class Selections:
         self.lines.close()
         kernels.end()
         kernels.define_kept(step, member)
-
-    # Scatter.
-
-    def _scatter(self, value: nodes.Scatter, target: str, *, is_out: bool = False) -> None:
-        kernels, add = self.kernels, self.lines.add
-        values, whole = part_of(value.values), kernels.loop(value.size)
-        # A chunk of the gradient has no more than 32 bits count.
-        place = "int32_t" if is_out else "int64_t"
-        loop = kernels.loop(part_of(value.indices).size)
-        places = kernels.array(place, "places", f"kTile * call.tiles[{loop}]")
-        placed = kernels.array("Placed", "placed", "1")
-        place_at = f"call.{places} + spot.chunk * call.{places}_room"
-        self._places(value, loop, (place, place_at, placed))
-
-        kernels.begin("clear", whole)
-        size = f"call.{placed}[spot.chunk].whole"
-        add(f"TF_HIPS_PHASE(t) {{ clear_tile(t, spot.base, {size}, {target}); }}")
-        kernels.end()
-        if is_out:
-            kernels.launches[-1] = kernels.launches[-1].only_if("call.mode == TF_HIPS_SET")
-
-        kernels.begin("scatter", kernels.loop(values.size))
-        scope = kernels.scope()
-        scope.unpack([values, values.size])
-        used, made = f"call.{placed}[spot.chunk].used", scope.names.fresh("values_here")
-        mode = "call.mode" if is_out else "TF_HIPS_SET"
-        item = Item(
-            values,
-            FLOAT,
-            [f"float {made}[kEach];"],
-            lambda text: f"{made}[u] = {text};",
-            [f"scatter8({made}, {place_at} + first, {used} - first, {mode}, {target});"],
-        )
-        kernels.each(scope, values.size, HERE, used, [item])
-        self.lines.close()
-        kernels.end()
-
-    def _places(self, value: nodes.Scatter, loop: int, names: tuple[str, str, str]) -> None:
-        """A kernel that leaves the places of a scatter, and checks them.
-
-        `names`: the type of a place, where they go, and the member that says how many there are.
-        """
-        kernels, add = self.kernels, self.lines.add
-        place, place_at, placed = names
-        indices, values = part_of(value.indices), part_of(value.values)
-        useds = [] if value.used is None else [value.used]
-        kernels.begin("places", loop, is_check=True)
-        # Behind the place before the tile those of the tile.
-        add(f"TF_HIPS_SHARED {place} places_here[kTile + 1];")
-        scope = kernels.scope()
-        scope.unpack([indices, indices.size, value.size])
-        elements, size = whole_of(scope, indices), scope.names.fresh("size")
-        add(f"const int64_t {size} = {scope.c(value.size)};")
-        made = scope.names.fresh("made")
-        item = Item(
-            indices,
-            INT,
-            [f"{place} {made}[kEach];"],
-            lambda text: f"{made}[u] = place_of<{place}>({text}, {size});",
-            [
-                f"keep8({made}, {place_at} + first);",
-                f"for (int u = 0; u < kEach; ++u) places_here[kEach * t + u + 1] = {made}[u];",
-            ],
-        )
-        kernels.each(scope, indices.size, HERE, elements, [item])
-        self.lines.close()
-
-        scope = kernels.scope()
-        scope.unpack([indices, indices.size, values.size, value.size, *useds])
-        elements, size = whole_of(scope, indices), scope.names.fresh("size")
-        most, used = scope.names.fresh("most"), scope.names.fresh("used")
-        is_bad = f"{used} < 0 || {used} > {most}"
-        add(
-            f"const int64_t {size} = {scope.c(value.size)};",
-            f"const int64_t {most} = least({elements}, {scope.c(values.size)});",
-            f"const int64_t {used} = {most if value.used is None else scope.c(value.used)};",
-        )
-        complaint = (
-            "complain(call.report, call.rows.first, spot.chunk, TF_HIPS_BODY_CONTRADICTS_PARAMS);"
-        )
-        self.lines.open("TF_HIPS_PHASE(t) {")
-        self.lines.open("if (t == 0 && spot.base == 0) {")
-        add(
-            "places_here[0] = -1;",
-            f"call.{placed}[spot.chunk] = {{{is_bad} ? 0 : {used}, {size}}};",
-            f"if ({is_bad}) {complaint}",
-        )
-        self.lines.close()
-        self.lines.open("if (t == 0 && spot.base != 0) {")
-        statements, text = scope.element(indices, INT, "spot.base - 1")
-        add(*statements, f"places_here[0] = place_of<{place}>({text}, {size});")
-        self.lines.close()
-        self.lines.close()
-        self.lines.open("TF_HIPS_PHASE(t) {")
-        last = scope.names.fresh("last")
-        add(
-            f"const int64_t {last} = least(kTile, ({is_bad} ? 0 : {used}) - spot.base);",
-            f"for (int k = t; k < {last}; k += kThreads) {{",
-            f"  if (places_here[k + 1] <= places_here[k]) {complaint}",
-            "}",
-        )
-        self.lines.close()
-        self.lines.close()
-        kernels.end()

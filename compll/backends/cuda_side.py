@@ -18,7 +18,8 @@ high packet part parts philox places places_here placed_here report room rows ro
 spot staged sum taken tensor tiles totals t u value_here wanted_ is_there bins_here block_here turn
 run block_index alone zero leaves_rest is_full is_full_tile is_whole is_rest
 eight own_sums decoded num sums tile_blocks own_blocks
-own_size own_lets own_scalars tile_sizes
+own_size own_lets own_scalars tile_sizes is_fine_now least_key lowest is_any tiles_here before_here
+keys key_at
 """
 
 
@@ -55,6 +56,7 @@ class Definition:
         count: of one whose length only a kernel finds: the member of Scalars that holds it.
         is_picked: only one element of it is read and kept, `member` of Scalars.
         here: C++ for it in the kernel that is being written.
+        is_roomy: it begins at 16 bytes and has room for whole eights.
     """
 
     var: nodes.Var
@@ -65,6 +67,7 @@ class Definition:
     count: str = ""
     is_picked: bool = False
     here: str = ""
+    is_roomy: bool = False
 
 
 def reads(roots: Iterable[nodes.Expr], vector: nodes.Var) -> bool:

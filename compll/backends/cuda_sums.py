@@ -41,15 +41,16 @@ class Sums:
         for step in left:
             if not reads(roots_of([step]), side.gradient):
                 continue
+            besides = [expr for _, expr in self.kernels.header]
             match step:
                 case nodes.Store(value=nodes.Filter() as value):
                     parts = [part_of(value.flags), part_of(value.source)]
                 case nodes.Store(value=nodes.TopK() as value):
                     parts = [part_of(value.source)]
+                    besides.append(value.count)
                 case _:
                     return False
-            header = [expr for _, expr in self.kernels.header]
-            return reads(parts[:1], side.gradient) and reads_own(side, parts, header)
+            return reads(parts[:1], side.gradient) and reads_own(side, parts, besides)
         return False
 
     def read_early(self, scope: Scope) -> None:

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The largest elements of a vector in CUDA (top_k.cuh).
 
-    guess     a block of threads a chunk: from a sample, which keys are surely too small
-    ranks     keys are made; those of a tile that are not too small go to its beginning; their first
-              digits are counted
-    settle    how many there are before each tile. If there are fewer than are wanted, the sample
-              misled: all keys are left, by the same function of a block of threads
-    run_top_k what is left, one behind another; digits of the k-th largest, counted and picked; the
-              places of what is not smaller
+    guess     a wide block of threads a chunk: from a sample, which keys are surely too small
+    ranks     those of a run of tiles that are not too small go to its beginning, with their places
+    settle    where there are fewer than are wanted the sample misled: all are left, by the same
+              function of a block of threads
+    top_k     a wide block of threads a chunk: which of what is left are the largest
 
-One block of threads does a small one alone: all is left then.
+Of a vector of few tiles all are left: in place of the first three a kernel makes keys, the last one
+if no sum is formed on the way. One block of threads does a small one alone, with the same keys.
 """
 
 import dataclasses
 
 from compll.backends.cuda_kernels import Launch
+from compll.backends.cuda_reads import reads_own
 from compll.backends.cuda_reduce import Item
 from compll.backends.cuda_side import most_kept, part_of
 from compll.backends.cuda_sums import Sums, whole_of
@@ -36,139 +36,229 @@ class TopK:
         kernels, name = self.kernels, step.var.name
         part = part_of(value.source)
         loop, room = kernels.loop(part.size), kernels.loop(most_kept(step))
-        keys = kernels.array("uint32_t", f"{name}_keys", f"kTile * call.tiles[{loop}]")
-        bins = kernels.array("int32_t", f"{name}_bins", "kCounts")
-        chosen = kernels.array("Chosen", f"{name}_chosen", "1")
-        totals = kernels.array("int64_t", f"{name}_totals", f"call.tiles[{loop}]")
-        member = kernels.array("int64_t", name, f"kTile * call.tiles[{room}]")
-        left = [
-            kernels.array("uint32_t", f"{name}_{what}", f"kTile * call.tiles[{loop}]")
-            for what in ("tile_keys", "tile_places", "few_places")
-        ]
-        members = ", ".join(f"call.{item}" for item in (bins, chosen, totals))
-        fields = [
-            *(f"call.{keys}, call.{keys}_room, {members}, call.{totals}_room",),
-            *(f"call.{item}" for item in left),
-            *(f"call.{member}, call.{member}_room, call.tiles[{loop}], call.tensor.chunks",),
-        ]
-        top = f"{{{', '.join(fields)}}}"
-        clear = (
-            f"cudaMemsetAsync(call.{bins}, 0, "
-            f"static_cast<size_t>(call.tensor.chunks) * kCounts * sizeof(int32_t), stream);"
+        whole = f"kTile * call.tiles[{loop}]"
+        keys, places = (
+            kernels.array("uint32_t", f"{name}_{what}", whole) for what in ("keys", "places")
         )
-        kernels.launches.append(Launch(clear, ""))
-        self._guess(step, value, chosen, left[0])
-        ranks = self._ranks(part, top, bins, chosen)
-        self._settle(part, top, ranks)
-        grid, alone = f"run_top_k({top}, stream);", f"top_k_alone({top});"
-        kernels.launches.append(Launch(grid, alone, number=4))
-        kernels.define_kept(step, member)
+        chosen = kernels.array("Chosen", f"{name}_chosen", "1")
+        counts = kernels.array("int32_t", f"{name}_counts", f"call.tiles[{loop}]")
+        member = kernels.array("int64_t", name, f"kTile * call.tiles[{room}]")
+        is_few = f"is_few_tiles(call.tiles[{loop}])"
+        fields = ", ".join(
+            [
+                *(f"call.{keys}, call.{places}, call.{keys}_room",),
+                *(f"call.{counts}, call.{counts}_room, call.{chosen}",),
+                *(f"call.{member}, call.{member}_room",),
+                *(f"kTile * ({is_few} ? 1 : call.run[{loop}]), call.tensor.chunks, {is_few}",),
+            ]
+        )
+        top = f"TopK{{{fields}}}"
+        before, had_sum = kernels.side.has_read, kernels.takes_sum
+        self._guess(step, value, chosen)
+        guess = kernels.launches.pop()
+        self._keys(value, keys, chosen)
+        # Either kernel makes the keys, and the sum.
+        kernels.side.has_read = before
+        only_keys = kernels.launches.pop()
+        alone = Launch("", f"top_k_alone({top});")
+        if kernels.takes_sum == had_sum:
+            # Then one kernel can make them and find the largest.
+            self._few(value, keys, top)
+            kernels.side.has_read = before
+            few = [dataclasses.replace(kernels.launches.pop(), alone="").only_if(is_few)]
+            few.append(dataclasses.replace(only_keys, grid="", number=0))
+            run = f"if (!{is_few}) "
+        else:
+            few = [dataclasses.replace(only_keys, grid=f"if ({is_few}) {only_keys.grid}")]
+            run = ""
+        ranks = self._ranks(value, (keys, places, counts, chosen))
+        left = kernels.launches.pop()
+        self._settle(part, ranks, chosen)
+        settle = kernels.launches.pop()
+        kernels.launches += [
+            *few,
+            *(
+                Launch(f"if (!{is_few}) {launch.grid}", "", number=0)
+                for launch in (guess, left, settle)
+            ),
+            dataclasses.replace(alone, grid=f"{run}run_top_k({top}, stream);"),
+        ]
+        kernels.define_kept(step, member, is_roomy=True)
 
-    def _guess(self, step: nodes.Store, value: nodes.TopK, chosen: str, keys: str) -> None:
-        """A kernel that finds from a sample which keys are surely too small.
-
-        `chosen`: the member that takes it; `keys`: one that has room for those of the sample.
-        """
+    def _guess(self, step: nodes.Store, value: nodes.TopK, chosen: str) -> None:
+        """A kernel that finds from a sample which keys are surely too small."""
         kernels, add = self.kernels, self.lines.add
         part, count = part_of(value.source), value.count
         will_sum = self.sums.will_form([step])
-        kernels.begin("guess", None)
+        kernels.begin("guess", None, is_wide=True)
         scope = kernels.scope()
         scope.unpack([part, part.size, count])
         if will_sum:
             self.sums.read_early(scope)
         elements, wanted = whole_of(scope, part), scope.names.fresh("wanted")
-        at, made = scope.names.fresh("keys"), scope.names.fresh("made")
-        add(
-            f"const int64_t {wanted} = least(maximum<int64_t>({scope.c(count)}, 0), {elements});",
-            f"uint32_t* const {at} = call.{keys} + spot.chunk * call.{keys}_room;",
+        number = scope.names.fresh("number")
+        add(f"const int64_t {wanted} = least(maximum<int64_t>({scope.c(count)}, 0), {elements});")
+        self.lines.open(
+            f"guess_least({elements}, {wanted}, &call.{chosen}[spot.chunk], "
+            f"[&](int64_t {number}) {{"
         )
-        self.lines.open("TF_HIPS_PHASE(t) {")
-        add(f"if (t == 0) call.{chosen}[spot.chunk] = chosen_of({elements}, {wanted});")
-        self.lines.close()
-        self.lines.open("if (call.alone == 0) {")
-        self.lines.open("TF_HIPS_PHASE(t) {")
-        self.lines.open(f"for (int k = t; k < num_samples({elements}); k += kTile) {{")
-        add(f"uint32_t {made}[kEach];", "TF_HIPS_UNROLL")
-        self.lines.open("for (int u = 0; u < kEach; ++u) {")
-        number = f"sample_place(k + kThreads * u, {elements})"
         statements, text = scope.element(part, FLOAT, number)
-        add(*statements, f"{made}[u] = rank_key({text});")
-        self.lines.close()
-        add(
-            "TF_HIPS_UNROLL",
-            f"for (int u = 0; u < kEach; ++u) {at}[k + kThreads * u] = {made}[u];",
-        )
-        self.lines.close()
-        self.lines.close()
-        add(f"guess_least({at}, &call.{chosen}[spot.chunk]);")
-        self.lines.close()
+        add(*statements, f"return rank_key({text});")
+        self.lines.close("});")
         self.lines.close()
         kernels.end()
 
-    def _ranks(self, part: nodes.Elementwise, top: str, bins: str, chosen: str) -> str:
-        """A kernel that makes keys, and leaves those that are not too small; returns its name."""
+    def _keys(self, value: nodes.TopK, keys: str, chosen: str) -> None:
+        """A kernel that makes keys, and leaves all."""
         kernels, add = self.kernels, self.lines.add
-        loop = kernels.loop(part.size)
-        chunk = (
-            f"find_spot(block_index * static_cast<uint32_t>(call.run[{loop}]), "
-            f"call.tiles[{loop}]).chunk"
+        part = part_of(value.source)
+        kernels.begin("keys", kernels.loop(part.size), parts=[part], besides=[value.count])
+        scope = kernels.scope()
+        scope.unpack([part, part.size, value.count])
+        elements = whole_of(scope, part)
+        gradient = self.sums.load(part)
+        made = scope.names.fresh("keys_here")
+        item = Item(
+            part,
+            FLOAT,
+            [f"uint32_t {made}[kEach];"],
+            lambda text: f"{made}[u] = is_inside ? rank_key({text}) : 0;",
+            [f"keep8({made}, call.{keys} + spot.chunk * call.{keys}_room + first);"],
         )
-        first = f"digit_of(call.{chosen}[{chunk}].least, 0)"
-        opening = ["TF_HIPS_SHARED int32_t bins_here[kBins];", f"clear_bins(bins_here, {first});"]
-        name = kernels.begin("ranks", loop, opening=opening, parts=[part])
+        kernels.each(scope, part.size, gradient, elements, [item])
+        count = f"least(maximum<int64_t>({scope.c(value.count)}, 0), {elements})"
+        self.lines.open("TF_HIPS_PHASE(t) {")
+        self.lines.open("if (t == 0 && spot.base == 0) {")
+        add(f"call.{chosen}[spot.chunk] = chosen_of({elements}, {count});")
+        for _ in range(3):
+            self.lines.close()
+        kernels.end()
+
+    def _few(self, value: nodes.TopK, keys: str, top: str) -> None:
+        """A kernel that makes keys, leaves all, and finds the largest of them."""
+        kernels, add = self.kernels, self.lines.add
+        part = part_of(value.source)
+        kernels.begin("largest", None, is_wide=True)
+        scope = kernels.scope()
+        scope.unpack([part, part.size, value.count])
+        elements, number = whole_of(scope, part), scope.names.fresh("number")
+        add(
+            f"const int64_t wanted_ = "
+            f"least(maximum<int64_t>({scope.c(value.count)}, 0), {elements});",
+            f"uint32_t* const keys = call.{keys} + spot.chunk * call.{keys}_room;",
+        )
+        self.lines.open(f"const auto key_at = [&](int64_t {number}) {{")
+        statements, text = scope.element(part, FLOAT, number)
+        add(*statements, f"return rank_key({text});")
+        self.lines.close("};")
+        add(f"find_largest_of({top}, spot.chunk, {elements}, wanted_, keys, key_at);")
+        self.lines.close()
+        kernels.end()
+
+    def _ranks(self, value: nodes.TopK, members: tuple[str, str, str, str]) -> str:
+        """A kernel that leaves keys that are not too small; returns its name.
+
+        `members`: what takes keys, their places, and how many there are; what is known of a chunk.
+        """
+        kernels, add = self.kernels, self.lines.add
+        keys, places, counts, chosen = members
+        part = part_of(value.source)
+        loop = kernels.loop(part.size)
+        run = f"call.run[{loop}]"
+        chunk = f"find_spot(block_index * static_cast<uint32_t>({run}), call.tiles[{loop}]).chunk"
+        opening = [
+            # Keys before each tile of the run, and behind the last.
+            "TF_HIPS_SHARED int32_t before_here[17];",
+            f"const uint32_t least_key = call.{chosen}[{chunk}].least;",
+            "const float lowest = least_value(least_key);",
+            "const bool is_any = least_key == 0;",
+            "int tiles_here = 0;",
+            "TF_HIPS_PHASE(t) {",
+            "  if (t == 0) before_here[0] = 0;",
+            "}",
+        ]
+        # What it reads beside the gradient would have no registers.
+        is_crowded = not kernels.side.states and reads_own(kernels.side, [part], [])
+        name = kernels.begin(
+            "ranks",
+            loop,
+            opening=opening,
+            parts=[part],
+            besides=[value.count],
+            is_crowded=is_crowded,
+        )
         scope = kernels.scope()
         scope.unpack([part, part.size])
         elements = whole_of(scope, part)
         gradient = self.sums.load(part)
-        made, mask = scope.names.fresh("keys_here"), scope.names.fresh("mask")
-        tile, kept = scope.names.fresh("tile_keys"), scope.names.fresh("kept_here")
-        lowest, run = scope.names.fresh("lowest"), scope.names.fresh("call_of_top_k")
+        made, mask = scope.names.fresh("values_here"), scope.names.fresh("mask")
+        tile, kept = scope.names.fresh("tile_values"), scope.names.fresh("kept_here")
+        at = scope.names.fresh("run_begin")
         add(
-            f"TF_HIPS_SHARED uint32_t {tile}[kTile];",
+            f"TF_HIPS_SHARED float {tile}[kTile];",
             f"TF_HIPS_SHARED Kept {kept};",
-            f"const TopK {run} = {top};",
-            f"const uint32_t {lowest} = call.{chosen}[spot.chunk].least;",
+            f"const int64_t {at} = "
+            f"spot.chunk * call.{keys}_room + spot.base - int64_t{{turn}} * kTile;",
         )
         item = Item(
             part,
             FLOAT,
-            [f"uint32_t {made}[kEach];", f"uint32_t {mask} = 0;"],
+            [f"float {made}[kEach];", f"uint32_t {mask} = 0;"],
             lambda text: (
-                f"{made}[u] = rank_key({text}); "
-                f"{mask} |= is_inside & ({made}[u] >= {lowest}) ? 1u << u : 0u;"
+                f"{made}[u] = {text}; "
+                f"{mask} |= is_inside & (({made}[u] >= lowest) | is_any) ? 1u << u : 0u;"
             ),
-            [f"keep8({made}, {tile} + kEach * t);", f"note_kept(t, {mask}, &{kept});"],
+            [
+                f"if ({mask} != 0) keep8({made}, {tile} + kEach * t);",
+                f"note_kept(t, {mask}, &{kept});",
+            ],
         )
         kernels.each(scope, part.size, gradient, elements, [item])
-        add(f"leave_tile({run}, spot, {tile}, {kept}, bins_here);")
+        add(
+            f"leave_tile(call.{keys} + {at}, call.{places} + {at}, spot.base, {tile}, {kept}, "
+            f"before_here + turn);",
+            "tiles_here = turn + 1;",
+        )
         self.lines.close()
-        flush = f"add_bins(bins_here, call.{bins} + {chunk} * kCounts, {first});"
-        kernels.end([f"if (call.alone == 0) {flush}"])
+        kernels.end(
+            [
+                "TF_HIPS_PHASE(t) {",
+                "  if (t == 0) {",
+                f"    const int32_t chunk = {chunk};",
+                f"    call.{counts}[chunk * call.{counts}_room + block_index - "
+                f"chunk * (call.tiles[{loop}] / {run})] = before_here[tiles_here];",
+                f"    atomicAdd(&call.{chosen}[chunk].left, before_here[tiles_here]);",
+                "  }",
+                "}",
+            ]
+        )
         return name
 
-    def _settle(self, part: nodes.Elementwise, top: str, ranks: str) -> None:
-        """A kernel that finds how many keys are left, and leaves all where the sample was wrong.
+    def _settle(self, part: nodes.Elementwise, ranks: str, chosen: str) -> None:
+        """A kernel that leaves all of a chunk where the sample was wrong.
 
         `ranks`: the function of a block of threads that leaves keys.
         """
         kernels, add = self.kernels, self.lines.add
         loop = kernels.loop(part.size)
         kernels.begin("settle", None)
-        add(f"const TopK top = {top};")
-        self.lines.open("if (!scan_left(top, spot.chunk)) {")
-        add(f"{kernels.call} again = call;")
+        add(
+            f"Chosen& chosen = call.{chosen}[spot.chunk];",
+            "if (chosen.left >= chosen.wanted) return;",
+            f"{kernels.call} again = call;",
+        )
         if not kernels.side.is_decode:
             add("// The sum is formed.", "again.residual = nullptr;", "again.gradient = call.in;")
         add(
-            "leave_all(top, spot.chunk);",
+            "TF_HIPS_PHASE(t) {",
+            "  if (t == 0) {",
+            "    chosen = chosen_of(chosen.count, chosen.wanted);",
+            "    chosen.left = 0;",
+            "  }",
+            "}",
             f"const int64_t runs = call.tiles[{loop}] / call.run[{loop}];",
-            f"for (int64_t k = runs * spot.chunk; k < runs * (spot.chunk + 1); ++k) "
-            f"{ranks}(again, static_cast<uint32_t>(k));",
-            "scan_left(top, spot.chunk);",
+            "for (int64_t k = runs * spot.chunk; k < runs * (spot.chunk + 1); ++k) {",
+            f"  {ranks}(again, static_cast<uint32_t>(k));",
+            "}",
         )
-        self.lines.close()
-        add("pick_pass(top, spot.chunk, 0);")
         kernels.end()
-        # Where one block of threads does it all, all keys are left.
-        kernels.launches[-1] = dataclasses.replace(kernels.launches[-1], alone="")

@@ -10,10 +10,10 @@ import compll
 from compll.backends import cuda
 from compll.packet import CHUNK, PREFIX
 from compll.passes import optimise
-from tests.compll.emulation import RESIDUAL, Emulated, build
+from tests.compll.emulation import ADD, FINE, RESIDUAL, Emulated, build
 from tests.compll.support import gradients, spec
 
-CONTRADICTS = 3
+CONTRADICTS, BAD_HASH = 3, 20
 pytestmark = pytest.mark.heavy  # runs of g++ where the cache is empty
 
 PICKED = """
@@ -140,6 +140,92 @@ def test_a_sample_that_misleads(name):
         np.testing.assert_array_equal(packets, reference.encode(v))
         np.testing.assert_array_equal(left, v - reference.decode(packets, n))
     kernels.order(backwards=False)
+
+
+def outliers(n: int) -> list[np.ndarray]:
+    """Vectors of which a sample tells little: not how large the largest are, nor how many."""
+    rng = np.random.default_rng(10)
+    spread = np.exp2(rng.uniform(-120, 120, n)).astype(np.float32)
+    # Larger than all of the sample, and more than are wanted.
+    hidden = np.ones(n, np.float32)
+    others = np.setdiff1d(np.arange(n), sample_places(n))
+    hidden[rng.choice(others, n // 50, replace=False)] = rng.uniform(1e3, 1e30, n // 50)
+    few = rng.normal(size=n).astype(np.float32)
+    few[rng.choice(others, 7, replace=False)] = np.inf
+    # Of few values each there is often.
+    often = rng.integers(0, 40, n).astype(np.float32)
+    broken = np.where(rng.random(n) < 0.995, np.float32("nan"), few).astype(np.float32)
+    return [spread, hidden, few, often, broken]
+
+
+@pytest.mark.parametrize("name", ("topk", "graddrop"))
+@pytest.mark.parametrize("n", (3001, 70_003))
+def test_keys_that_a_sample_does_not_foresee(name, n):
+    """All of few tiles are left; of more a sample tells which, and how fine the first count is."""
+    program = spec(name)
+    kernels, reference = Emulated(program), compll.Reference(program)
+    kernels.alone(may_be=False)
+    for number, x in enumerate(outliers(n)):
+        kernels.order(backwards=number % 2 == 1)
+        packets, _ = kernels.encode(x, seed=number)
+        np.testing.assert_array_equal(packets, reference.encode(x, seed=number))
+    kernels.order(backwards=False)
+    kernels.alone(may_be=True)
+
+
+@pytest.mark.parametrize("name", ("topk", "graddrop", "randomk"))
+def test_a_gradient_is_written_in_one_pass(name):
+    """Tiles without a value, with one, and full of them; none at all; and the end of a chunk."""
+    program = spec(name)
+    rng = np.random.default_rng(11)
+    n = 20_011
+    x = np.zeros(n, np.float32)
+    x[5000:6100] = rng.normal(size=1100)
+    x[[0, 1023, 1024, n - 1]] = 9
+    before = rng.normal(size=n).astype(np.float32)
+    for ratio in (0.001, 0.01, 1.0):
+        kernels = Emulated(program, ratio=ratio)
+        reference = compll.Reference(program, ratio=ratio)
+        kernels.alone(may_be=False)
+        for gradient in (x, x * 0, np.full(n, np.float32("nan"))):
+            packets = reference.encode(gradient)
+            expected = reference.decode(packets, n)
+            for backwards in (False, True):
+                kernels.order(backwards=backwards)
+                values, report = kernels.decode([packets], n)
+                assert report == FINE
+                np.testing.assert_array_equal(values, expected)
+                values, report = kernels.decode([packets] * 2, n, before, ADD)
+                assert report == FINE
+                np.testing.assert_array_equal(values, before + expected + expected)
+        kernels.order(backwards=False)
+        kernels.alone(may_be=True)
+
+
+def test_a_sum_that_is_refused():
+    """Places that do not ascend are told wherever they are; where a prefix is wrong, or a packet
+    that is not its own is, nothing is written.
+    """
+    program, n = spec("graddrop"), 50_000
+    kernels, reference = Emulated(program, ratio=0.1), compll.Reference(program, ratio=0.1)
+    good = reference.encode(np.random.default_rng(12).normal(size=n).astype(np.float32))
+    count = int(good[PREFIX.size : PREFIX.size + 4].view(np.uint32)[0])
+    assert count > 1100
+    before = np.arange(n, dtype=np.float32)
+    kernels.alone(may_be=False)
+    for at, value in ((8, good[8] ^ 1), (PREFIX.size + 3, 255)):
+        bad = good.copy()
+        bad[at] = value
+        values, report = kernels.decode([bad], n, before, ADD)
+        assert report & 255 == (BAD_HASH if at == 8 else CONTRADICTS)
+        np.testing.assert_array_equal(values, before)
+    low = PREFIX.size + 4
+    for place in (1, 8, 1023, 1024, count - 1):
+        bad = good.copy()
+        bad[low + 2 * place : low + 2 * place + 2] = bad[low + 2 * place - 2 : low + 2 * place]
+        _, report = kernels.decode([good, bad], n, before, ADD)
+        assert report == 1 << 40 | CONTRADICTS
+    kernels.alone(may_be=True)
 
 
 @pytest.mark.parametrize("name", ("topk", "graddrop", "bisparse", "randomk"))

@@ -9,7 +9,7 @@ import pytest
 import compll
 from compll.backends import cuda, cuda_alone
 from compll.passes import optimise
-from tests.compll.emulation import ADD, RESIDUAL, SET, Emulated
+from tests.compll.emulation import ADD, RESIDUAL, SET, Emulated, build
 from tests.compll.support import assert_same_floats, gradients, residual_of, spec
 
 pytestmark = pytest.mark.heavy  # a run of g++ a specification
@@ -175,3 +175,24 @@ def test_a_vector_may_have_the_name_of_a_member():
     x = gradients(33)["plain"]
     packets, _ = Emulated(program).encode(x)
     np.testing.assert_array_equal(packets, compll.Reference(program).encode(x))
+
+
+DIVIDE = """
+param Divide {
+    int by in [-2000000, 2000000] = 3;
+}
+void DivideEncode(float* g, uint8* out, int by) {
+    out = concat(map(range(g.size), [&](int i) -> uint16 {
+        return (i * 1000000007 * by - i * 123457 + i % 5) / by; }));
+}
+"""
+
+
+def test_a_loop_divides_by_what_is_the_same_for_all():
+    """With a multiplication where it can: the quotient is that of the language."""
+    program = compll.compile_text(DIVIDE, "divide")
+    assert "const Divisor " in cuda.emit(optimise(program))
+    library, x = build(program), np.zeros(2100, np.float32)
+    for by in (-2_000_000, -3, -1, 0, 1, 2, 3, 1023, 65_537, 1_999_999):
+        packets, _ = Emulated(program, library, by=by).encode(x)
+        np.testing.assert_array_equal(packets, compll.Reference(program, by=by).encode(x))

@@ -54,24 +54,29 @@ void trace_kernel(const char* name);
 #define TF_HIPS_PHASE(t)                                             \
   for (int t##_turn = 0, t = is_backwards ? 127 : 0; t##_turn < 128; \
        ++t##_turn, t += is_backwards ? -1 : 1)
+#define TF_HIPS_WIDE(t)                                                \
+  for (int t##_turn = 0, t = is_backwards ? 1023 : 0; t##_turn < 1024; \
+       ++t##_turn, t += is_backwards ? -1 : 1)
+// So few that small vectors are not few.
+#define TF_HIPS_FEW_TILES 2
 // So few that chunks have runs of 16 tiles.
 #define TF_HIPS_MANY_BLOCKS 2
 #define TF_HIPS_MAY_BE_ALONE may_be_alone
 #define TF_HIPS_SHARED alignas(16) static
 #define TF_HIPS_UNROLL
-#define TF_HIPS_LAUNCH(kernel, blocks, threads, stream, ...)      \
-  do {                                                            \
-    static_assert(threads == 128, "a phase has 128 threads");     \
-    static_cast<void>(stream);                                    \
-    const std::lock_guard<std::mutex> kernel_lock(kernel_mutex);  \
-    TF_HIPS_TRACED(kernel);                                       \
-    ++launches;                                                   \
-    const int64_t num = static_cast<int64_t>(blocks);             \
-    for (int64_t turn = 0; turn < num; ++turn) {                  \
-      const int64_t block = is_backwards ? num - 1 - turn : turn; \
-      blockIdx.x = static_cast<unsigned>(block);                  \
-      kernel(__VA_ARGS__);                                        \
-    }                                                             \
+#define TF_HIPS_LAUNCH(kernel, blocks, threads, stream, ...)       \
+  do {                                                             \
+    static_assert(threads == 128 || threads == 1024, "a phase's"); \
+    static_cast<void>(stream);                                     \
+    const std::lock_guard<std::mutex> kernel_lock(kernel_mutex);   \
+    TF_HIPS_TRACED(kernel);                                        \
+    ++launches;                                                    \
+    const int64_t num = static_cast<int64_t>(blocks);              \
+    for (int64_t turn = 0; turn < num; ++turn) {                   \
+      const int64_t block = is_backwards ? num - 1 - turn : turn;  \
+      blockIdx.x = static_cast<unsigned>(block);                   \
+      kernel(__VA_ARGS__);                                         \
+    }                                                              \
   } while (false)
 
 #define TF_HIPS_FOLLOW TF_HIPS_LAUNCH

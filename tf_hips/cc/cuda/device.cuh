@@ -32,6 +32,8 @@
 #define TF_HIPS_PHASE(t)                                                   \
   for (int t = static_cast<int>(threadIdx.x), t##_left = 1; t##_left != 0; \
        t##_left = 0, __syncthreads())
+// The same in a block of kWide threads.
+#define TF_HIPS_WIDE(t) TF_HIPS_PHASE(t)
 #define TF_HIPS_SHARED __shared__ __align__(16)
 #define TF_HIPS_UNROLL _Pragma("unroll")
 #define TF_HIPS_LAUNCH(kernel, blocks, threads, stream, ...) \
@@ -63,6 +65,9 @@
 #define TF_HIPS_CROWDED_KERNEL \
   [[maybe_unused]] static __global__ void __launch_bounds__(::tf_hips::cuda::kThreads, 16)
 
+#define TF_HIPS_WIDE_KERNEL \
+  [[maybe_unused]] static __global__ void __launch_bounds__(::tf_hips::cuda::kWide)
+
 namespace tf_hips {
 namespace cuda {
 
@@ -70,6 +75,8 @@ namespace cuda {
 constexpr int64_t kChunkElements = int64_t{1} << 20;
 constexpr int kTile = 1024;
 constexpr int kThreads = 128;
+// Threads of a block that has a chunk's few leftovers for itself.
+constexpr int kWide = 1024;
 constexpr int kEach = kTile / kThreads;
 static_assert(kEach == 8,
               "a thread has eight elements: one Philox block, and whole bytes of codes");

@@ -9,6 +9,37 @@
 namespace tf_hips {
 namespace cuda {
 
+// What many numbers are divided by: with a multiplication each, of those that are not negative.
+class Divisor {
+ public:
+  TF_HIPS_INLINE explicit Divisor(int64_t by)
+      : by_(by), inverse_(by > 0 ? ~uint64_t{0} / static_cast<uint64_t>(by) : 0) {}
+
+  // As int_div.
+  TF_HIPS_INLINE int64_t divide(int64_t a) const {
+    if (a < 0 || by_ <= 0) return tf_hips::int_div(a, by_);
+    // Too small by 1 at most.
+    const uint64_t quotient = high_product(static_cast<uint64_t>(a), inverse_);
+    const uint64_t rest = static_cast<uint64_t>(a) - quotient * static_cast<uint64_t>(by_);
+    return static_cast<int64_t>(quotient + (rest >= static_cast<uint64_t>(by_) ? 1 : 0));
+  }
+
+ private:
+  static TF_HIPS_INLINE uint64_t high_product(uint64_t a, uint64_t b) {
+#ifdef __CUDA_ARCH__
+    return __umul64hi(a, b);
+#else
+    return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64);
+#endif
+  }
+
+  int64_t by_;
+  uint64_t inverse_;
+};
+
+using tf_hips::int_div;
+TF_HIPS_INLINE int64_t int_div(int64_t a, const Divisor& by) { return by.divide(a); }
+
 // The eight floats from number `first` on; 0 behind the end. `is_full`: there are eight, at a
 // multiple of 16 bytes.
 template <bool is_full = false>
@@ -93,6 +124,22 @@ TF_HIPS_INLINE void keep8(const T (&values)[8], T* to) {
   memcpy(words, values, sizeof words);
   TF_HIPS_UNROLL
   for (size_t k = 0; k < sizeof(T) / 2; ++k) reinterpret_cast<uint4*>(to)[k] = words[k];
+}
+
+// The same of a vector that has `count` of them, and memory for `room`; 0 behind its end.
+template <bool is_full, typename T>
+TF_HIPS_INLINE void load_kept8(const T* from, int64_t first, int64_t count, int64_t room,
+                               T (&out)[8]) {
+  if (is_full || first + 8 <= room) {
+    take8(from + first, out);
+  } else {
+    TF_HIPS_UNROLL
+    for (int u = 0; u < 8; ++u) out[u] = T{0};
+  }
+  if constexpr (!is_full) {
+    TF_HIPS_UNROLL
+    for (int u = 0; u < 8; ++u) out[u] = first + u < count ? out[u] : T{0};
+  }
 }
 
 // Where a kernel that also takes away what the packet holds keeps its tile of gradient + residual:

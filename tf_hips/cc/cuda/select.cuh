@@ -16,6 +16,24 @@ namespace cuda {
 // Sums up to each thread, its own value included; `values` has kThreads, and room for as many more.
 // In phases; all threads must call it. Returns where the sums are.
 __device__ inline const int64_t* scan_threads(int64_t* values) {
+#ifdef __CUDA_ARCH__
+  constexpr int kWarpThreads = 32;
+  __shared__ int64_t sums[kThreads / kWarpThreads];
+  const int t = static_cast<int>(threadIdx.x), lane = t % kWarpThreads, warp = t / kWarpThreads;
+  long long sum = values[t];
+  TF_HIPS_UNROLL
+  for (int step = 1; step < kWarpThreads; step *= 2) {
+    const long long before = __shfl_up_sync(0xFFFFFFFFu, sum, step);
+    if (lane >= step) sum += before;
+  }
+  if (lane == kWarpThreads - 1) sums[warp] = sum;
+  __syncthreads();
+  TF_HIPS_UNROLL
+  for (int k = 0; k < kThreads / kWarpThreads - 1; ++k) sum += k < warp ? sums[k] : 0;
+  values[kThreads + t] = sum;
+  __syncthreads();
+  return values + kThreads;
+#else
   int64_t* from = values;
   int64_t* to = values + kThreads;
   for (int width = 1; width < kThreads; width *= 2) {
@@ -25,6 +43,7 @@ __device__ inline const int64_t* scan_threads(int64_t* values) {
     to = last;
   }
   return from;
+#endif
 }
 
 // The sum of a value of each thread. In phases; all threads must call it.
@@ -140,6 +159,14 @@ TF_HIPS_INLINE void note_broken(const float (&sums)[8], const float* residual, i
   if (!is_fine) *broken = 1;
 }
 
+// Nothing is broken yet. A kernel, and no memset, which the next kernel could not overlap.
+TF_HIPS_KERNEL clear_flag(int32_t* broken) {
+  follow();
+  TF_HIPS_PHASE(t) {
+    if (t == 0) *broken = 0;
+  }
+}
+
 // As add_all, for a decode that looks for what is not finite.
 TF_HIPS_KERNEL add_all_noting(const float* gradient, const float* residual, float* value, int64_t n,
                               int32_t* broken) {
@@ -244,7 +271,7 @@ struct Placed {
 };
 
 // Threads that copy what a tile has left, and tiles of a block of threads.
-constexpr int kPackers = 16;
+constexpr int kPackers = 4;
 constexpr int kPackedTiles = kThreads / kPackers;
 constexpr int kPackedAtOnce = 8;
 
@@ -265,6 +292,23 @@ struct Packing {
   int64_t tiles;
 };
 
+// Copies `count` values, by kPackers threads, of which this is number `t`.
+template <typename T>
+TF_HIPS_INLINE void copy_left(int t, const T* from, int64_t count, T* to) {
+  for (int64_t k = t; k < count; k += kPackers * kPackedAtOnce) {
+    // All are read before the first is written, or each would wait for the one before.
+    T here[kPackedAtOnce];
+    TF_HIPS_UNROLL
+    for (int u = 0; u < kPackedAtOnce; ++u) {
+      if (k + u * kPackers < count) here[u] = from[k + u * kPackers];
+    }
+    TF_HIPS_UNROLL
+    for (int u = 0; u < kPackedAtOnce; ++u) {
+      if (k + u * kPackers < count) to[k + u * kPackers] = here[u];
+    }
+  }
+}
+
 template <typename T>
 TF_HIPS_BLOCK pack_tiles(const Packing<T>& call, uint32_t block_index) {
   const uint32_t blocks = static_cast<uint32_t>(num_packers(call.tiles));
@@ -279,31 +323,57 @@ TF_HIPS_BLOCK pack_tiles(const Packing<T>& call, uint32_t block_index) {
       const int64_t end = tile + 1 == tiles ? placed.used : least(before[1], placed.used);
       const T* const from = call.left + chunk * call.left_room + tile * kTile;
       T* const to = call.out + chunk * call.out_room + begin;
-      for (int64_t k = t % kPackers; k < end - begin; k += kPackers * kPackedAtOnce) {
-        // All are read before the first is written, or each would wait for the one before.
-        T here[kPackedAtOnce];
-        TF_HIPS_UNROLL
-        for (int u = 0; u < kPackedAtOnce; ++u) {
-          if (k + u * kPackers < end - begin) here[u] = from[k + u * kPackers];
-        }
-        TF_HIPS_UNROLL
-        for (int u = 0; u < kPackedAtOnce; ++u) {
-          if (k + u * kPackers < end - begin) to[k + u * kPackers] = here[u];
-        }
+      copy_left(t % kPackers, from, end - begin, to);
+    }
+  }
+}
+
+// The same where `before` has how many values each tile has, and `placed` how many are wanted at
+// most: a block of threads adds up what is before its tiles. *total, of chunks that lie `stride`
+// bytes behind one another: how many there are.
+template <typename T>
+TF_HIPS_KERNEL pack_counted(const Packing<T> call, int64_t* total, int64_t stride) {
+  follow();
+  TF_HIPS_SHARED int64_t sums[kThreads];
+  TF_HIPS_SHARED int64_t before;
+  TF_HIPS_SHARED int32_t counts_here[kPackedTiles];
+  const uint32_t blocks = static_cast<uint32_t>(num_packers(call.tiles));
+  const uint32_t chunk = blockIdx.x / blocks;
+  const int64_t first = int64_t{blockIdx.x - chunk * blocks} * kPackedTiles;
+  const Placed placed = call.placed[chunk];
+  const int64_t tiles = num_tiles(placed.whole);
+  if (first >= tiles) return;
+  const int64_t* const counts = call.before + chunk * call.before_room;
+  TF_HIPS_PHASE(t) {
+    int64_t sum = 0;
+    for (int64_t k = t; k < first; k += kThreads) sum += counts[k];
+    sums[t] = sum;
+    if (t < kPackedTiles) {
+      counts_here[t] = first + t < tiles ? static_cast<int32_t>(counts[first + t]) : 0;
+    }
+  }
+  sum_threads(sums, &before);
+  TF_HIPS_PHASE(t) {
+    const int64_t tile = first + t / kPackers;
+    if (tile < tiles) {
+      int32_t skipped = 0;
+      for (int k = 0; k < t / kPackers; ++k) skipped += counts_here[k];
+      const int64_t begin = before + skipped, end = begin + counts_here[t / kPackers];
+      copy_left(t % kPackers, call.left + chunk * call.left_room + tile * kTile,
+                least(end, placed.used) - begin, call.out + chunk * call.out_room + begin);
+      if (tile + 1 == tiles && t % kPackers == 0) {
+        int64_t* const at =
+            reinterpret_cast<int64_t*>(reinterpret_cast<char*>(total) + chunk * stride);
+        *at = least(end, placed.used);
       }
     }
   }
 }
 
 template <typename T>
-TF_HIPS_KERNEL pack_tiles_grid(const Packing<T> call) {
-  follow();
-  pack_tiles(call, blockIdx.x);
-}
-
-template <typename T>
-void launch_pack(const Packing<T>& call, int64_t blocks, cudaStream_t stream) {
-  TF_HIPS_FOLLOW(pack_tiles_grid<T>, blocks, kThreads, stream, call);
+void launch_pack(const Packing<T>& call, int64_t blocks, int64_t* total, int64_t stride,
+                 cudaStream_t stream) {
+  TF_HIPS_FOLLOW(pack_counted<T>, blocks, kThreads, stream, call, total, stride);
 }
 
 // A place of a vector of `whole` elements; -1, which is behind none, where it is outside.
@@ -312,23 +382,79 @@ TF_HIPS_INLINE Place place_of(int64_t place, int64_t whole) {
   return place >= 0 && place < whole ? static_cast<Place>(place) : Place{-1};
 }
 
-// Eight values to their places, which all differ: those of the first `count`. All are read before
-// the first is written, or each would wait for the one before.
-template <typename Place>
-TF_HIPS_INLINE void scatter8(const float (&values)[8], const Place* places, int64_t count,
-                             int32_t mode, float* out) {
-  if (count <= 0) return;
-  Place at[8];
-  take8(places, at);
+// Has memory begin to bring what will soon be read at these places of a vector.
+TF_HIPS_INLINE void fetch_ahead([[maybe_unused]] const int32_t (&places)[8],
+                                [[maybe_unused]] const float* out) {
+#ifdef __CUDA_ARCH__
+  TF_HIPS_UNROLL
+  for (int u = 0; u < 8; ++u) {
+    if (places[u] >= 0) asm volatile("prefetch.global.L2 [%0];" ::"l"(out + places[u]));
+  }
+#endif
+}
+
+// Adds a tile's first `last` values to where they go; places_here[k + 1] is the place of number k,
+// and places_here[0] the one before. is_fine(): waits for what says whether it may. Returns whether
+// those of thread t ascend.
+template <typename IsFine>
+TF_HIPS_INLINE bool add_placed(int t, const int32_t* places_here, const float* values, int64_t last,
+                               const IsFine& is_fine, float* out) {
+  bool in_order = true;
+  bool is_own[8];
   float there[8];
   TF_HIPS_UNROLL
   for (int u = 0; u < 8; ++u) {
-    there[u] = mode != TF_HIPS_SET && u < count ? out[at[u]] : 0.0f;
+    const int k = t + u * kThreads;
+    is_own[u] = k < last && places_here[k + 1] > places_here[k];
+    in_order = in_order && (k >= last || is_own[u]);
+    there[u] = is_own[u] ? out[places_here[k + 1]] : 0.0f;
+  }
+  if (!is_fine()) return in_order;
+  TF_HIPS_UNROLL
+  for (int u = 0; u < 8; ++u) {
+    const int k = t + u * kThreads;
+    if (is_own[u]) out[places_here[k + 1]] = there[u] + values[k];
+  }
+  return in_order;
+}
+
+// Which of the values is the first of each tile of a vector, and behind the last tile how many
+// there are: what value `number` at `place`, behind one at `before` (-1: behind none), tells of
+// that.
+TF_HIPS_INLINE void note_first(int32_t before, int32_t place, int64_t number, const Placed& placed,
+                               int32_t* firsts) {
+  if (place <= before) return;
+  for (int tile = before < 0 ? 0 : before / kTile + 1; tile <= place / kTile; ++tile) {
+    firsts[tile] = static_cast<int32_t>(number);
+  }
+  if (number + 1 < placed.used) return;
+  for (int64_t tile = place / kTile + 1; tile <= num_tiles(placed.whole); ++tile) {
+    firsts[tile] = static_cast<int32_t>(placed.used);
+  }
+}
+
+// The same where there is no value.
+TF_HIPS_INLINE void note_no_first(const Placed& placed, int32_t* firsts) {
+  for (int64_t tile = 0; placed.used == 0 && tile <= num_tiles(placed.whole); ++tile) {
+    firsts[tile] = 0;
+  }
+}
+
+// Eight values to their places, which all differ: those of the first `count`. All are read before
+// the first is written, or each would wait for the one before.
+template <typename Place>
+TF_HIPS_INLINE void scatter8(const float (&values)[8], const Place (&places)[8], int64_t count,
+                             int32_t mode, float* out) {
+  if (count <= 0) return;
+  float there[8];
+  TF_HIPS_UNROLL
+  for (int u = 0; u < 8; ++u) {
+    there[u] = mode != TF_HIPS_SET && u < count ? out[places[u]] : 0.0f;
   }
   TF_HIPS_UNROLL
   for (int u = 0; u < 8; ++u) {
     if (u >= count) break;
-    out[at[u]] =
+    out[places[u]] =
         mode == TF_HIPS_RESIDUAL ? taken(there[u], 0.0f + values[u]) : there[u] + values[u];
   }
 }
@@ -357,6 +483,17 @@ TF_HIPS_INLINE void clear_tile(int t, int64_t base, int64_t end, float* out) {
       [&](int64_t k) { out[k] = 0.0f; });
 }
 
+// A tile of `out` from shared memory.
+TF_HIPS_INLINE void put_tile(int t, int64_t base, int64_t end, const float* tile, float* out) {
+  each_four(
+      t, base, end, out,
+      [&](int64_t first) {
+        *reinterpret_cast<float4*>(out + first) =
+            *reinterpret_cast<const float4*>(tile + (first - base));
+      },
+      [&](int64_t k) { out[k] = tile[k - base]; });
+}
+
 // Makes 0 of what is not finite.
 TF_HIPS_INLINE void make_finite(int t, int64_t base, int64_t end, float* out) {
   const auto one = [&](int64_t k) {
@@ -368,6 +505,21 @@ TF_HIPS_INLINE void make_finite(int t, int64_t base, int64_t end, float* out) {
     for (int k = 0; k < 4; ++k) one(first + k);
   };
   each_four(t, base, end, out, four, one);
+}
+
+// Blocks of threads that look for what is not finite: as many as a large GPU has at once.
+TF_HIPS_INLINE int64_t finite_blocks(int64_t n) { return least(num_tiles(n), 1024); }
+
+// make_finite of all tiles, if the packets are in order and some sum was not finite; `broken`: null
+// where that is not known.
+TF_HIPS_KERNEL finite_all(float* out, int64_t n, int64_t blocks, const Report* report,
+                          const int32_t* broken) {
+  follow();
+  const bool is_fine = *report == TF_HIPS_CUDA_FINE, is_whole = broken != nullptr && *broken == 0;
+  if (!is_fine || is_whole) return;
+  for (int64_t tile = blockIdx.x; tile * kTile < n; tile += blocks) {
+    TF_HIPS_PHASE(t) { make_finite(t, tile * kTile, n, out); }
+  }
 }
 
 }  // namespace cuda
