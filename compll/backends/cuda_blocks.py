@@ -61,7 +61,7 @@ class Blocks:
         elements, tile = scope.names.fresh("elements"), scope.names.fresh("tile_values")
         values, block = scope.names.fresh("values_here"), scope.names.fresh("block")
         count = scope.names.fresh("tile_count")
-        is_of_sizes = is_float and value.reducer == "max" and _is_size(part.value)
+        is_of_sizes = is_float and value.reducer == "max" and is_size(part.value)
         add(
             f"TF_HIPS_SHARED {kind} {tile}[{'kThreads' if is_of_sizes else 'kTile'}];",
             f"const int64_t {elements} = {scope.c(part.size)};",
@@ -105,11 +105,11 @@ class Blocks:
                 whole, given = self._block_lets(sweep, step.var, value)
                 self._sweeps.body(whole, loop, given)
             else:
-                self._per_block(sweep, value, part.size)
+                self.per_block(sweep, value.block, part.size)
         if self._num_lets:
             lets.add(f"TF_HIPS_SHARED float own_lets[{self._num_lets} * kTile / kLanes];")
         # What blocks have is there for a header only when all tiles are done.
-        kernels.write_header(in_tiles=True, unknown=step.var)
+        kernels.write_header(in_tiles=True, unknown=[step.var])
         if not left and part.size == size_of(kernels.side.gradient):
             per_block = [sweep for sweep in after if sweep.size != part.size]
             blocks = {write.field: value.block for sweep in per_block for write in sweep.writes}
@@ -202,16 +202,22 @@ class Blocks:
         roots = [*roots_of(left), *(value for _, value in self._kernels.header)]
         return any(var in free_vars(root) for root in roots)
 
-    def _per_block(self, sweep: nodes.Sweep, value: nodes.BlockReduce, size: nodes.Expr) -> None:
-        """A sweep with an element per block: those of the tile, a thread each."""
+    def per_block(self, sweep: nodes.Sweep, of: nodes.Expr, size: nodes.Expr) -> None:
+        """A sweep with an element per block: those of the tile, a thread each.
+
+        Args:
+            sweep: the sweep.
+            of: how many elements a block has.
+            size: the length of the vector that has these blocks.
+        """
         kernels, add = self._kernels, self._lines.add
         scope = kernels.scope()
         parts = [part_of(write.value) for write in sweep.writes]
-        scope.unpack([sweep.size, value.block, size, *parts])
+        scope.unpack([sweep.size, of, size, *parts])
         block, first = scope.names.fresh("block"), scope.names.fresh("first_block")
         elements = scope.names.fresh("elements")
         add(
-            f"const int64_t {block} = {scope.c(value.block)};",
+            f"const int64_t {block} = {scope.c(of)};",
             f"const int64_t {elements} = {scope.length(sweep.size)};",
             f"const int64_t {first} = block_number(spot.base, {block});",
         )
@@ -232,7 +238,7 @@ class Blocks:
         self._lines.close()
 
 
-def _is_size(value: nodes.Expr) -> bool:
+def is_size(value: nodes.Expr) -> bool:
     """Whether a float is a finite size, |x| or a smaller one, or +0, and so never NaN or -0.
 
     The largest of such is the same in any order.

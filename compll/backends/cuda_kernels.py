@@ -20,14 +20,14 @@ cache.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from compll.backends.c_common import Lines
-from compll.backends.cuda_reads import knows_tile, reads_own
+from compll.backends.c_common import Lines, c_type
+from compll.backends.cuda_reads import knows_tile, reads_own, takes_tile
 from compll.backends.cuda_reduce import Item
 from compll.backends.cuda_scope import Gradient, Scope
 from compll.backends.cuda_side import Definition, Side, kept_size, most_kept, reads
 from compll.ir import nodes
 from compll.ir.types import FLOAT
-from compll.ir.walk import free_vars
+from compll.ir.walk import free_vars, walk
 
 HEAD = (
     "[[maybe_unused]] const int64_t n = call.tensor.elements(spot.chunk);",
@@ -129,6 +129,7 @@ class Kernels:
     _is_header_written: bool = False
     _is_own: bool = False
     _may_sum: bool = False
+    _has_tile: bool = False
     _has_sum: bool = False
     _sum: Lines = field(default_factory=Lines)
     _number: int = 0
@@ -223,7 +224,7 @@ class Kernels:
         header = [] if self._had_header else [value for _, value in self.header]
         self._is_own = reads_own(self.side, parts, [*besides, *header])
         self._may_sum = self._is_own and not self.side.has_read
-        self._leaves = self._has_sum = self.waits_late = False
+        self._leaves = self._has_sum = self.waits_late = self._has_tile = False
         self._template = self.lines.later()
         self.lines.open(f"TF_HIPS_BLOCK {name}(const {self.call}& call, uint32_t block_index) {{")
         if self.side.is_decode and not is_check:
@@ -319,15 +320,21 @@ class Kernels:
         self.lines.open("{")
         return Scope(self.side, self.lines)
 
-    def write_header(self, *, in_tiles: bool, unknown: nodes.Var | None = None) -> None:
+    def _knows_header(self, unknown: Sequence[nodes.Var] = ()) -> bool:
+        known = self.side.known() - set(unknown)
+        return all(free_vars(value) <= known for _, value in self.header)
+
+    def declare_tile(self) -> None:
+        """Shared memory in which threads exchange what a tile has."""
+        self._has_tile = True
+        self.lines.add("TF_HIPS_SHARED float own_tile[kPaddedTile];")
+
+    def write_header(self, *, in_tiles: bool, unknown: Sequence[nodes.Var] = ()) -> None:
         """Writes prefix and scalars of the body here, if all are known and nothing has.
 
         `unknown`: what only later kernels may read anywhere.
         """
-        if self.side.is_decode or self._is_header_written:
-            return
-        known = self.side.known() - {unknown}
-        if not all(free_vars(value) <= known for _, value in self.header):
+        if self.side.is_decode or self._is_header_written or not self._knows_header(unknown):
             return
         self._is_header_written = True
         if in_tiles:
@@ -355,6 +362,41 @@ class Kernels:
         if self.side.is_decode or self._is_header_written:
             return
         self.begin("header", None)
+        self.write_header(in_tiles=False)
+        self.end()
+
+    def define_by_chunk(self, roots: Sequence[nodes.Expr]) -> None:
+        """What draws noise once a chunk, by one thread of it, as each thread would do it again.
+
+        That thread writes the header, too, without which no kernel could decode its own tile.
+
+        `roots`: what a later kernel computes.
+        """
+        drawn = [
+            made
+            for made in self.side.needed(roots)
+            if made.value is not None and any(isinstance(e, nodes.Random) for e in walk(made.value))
+        ]
+        values = [made.value for made in drawn if made.value is not None]
+        header = [] if self._is_header_written else [value for _, value in self.header]
+        lets = [made.value for made in self.side.needed([*values, *header]) if made.value]
+        if reads([*values, *header, *lets], self.side.gradient) or not self._knows_header():
+            return
+        if not drawn and (self.decoder is None or not header):
+            return
+        params = self.side.program.params
+        members = [self.scalar(made.var, c_type(made.var.type, params)) for made in drawn]
+        self.begin("chunk", None, besides=values)
+        scope = self.scope()
+        scope.unpack(values)
+        self.lines.open("TF_HIPS_PHASE(t) {")
+        self.lines.open("if (t == 0) {")
+        for made, value, member in zip(drawn, values, members, strict=True):
+            self.lines.add(f"call.scalars[spot.chunk].{member} = {scope.c(value)};")
+            number = self.side.definitions.index(made)
+            self.side.definitions[number] = Definition(made.var, "scalar", None, member)
+        for _ in range(3):
+            self.lines.close()
         self.write_header(in_tiles=False)
         self.end()
 
@@ -451,10 +493,13 @@ class Kernels:
             return
         if not knows_tile(self.decoder, writes, blocks, had_header=self._had_header):
             return
+        if takes_tile(self.decoder) and not self._has_tile:
+            self.declare_tile()
         self.decodes_tiles = self._leaves = True
         self.lines.open("if constexpr (leaves_rest) {")
         sums = "own_sums" if self._has_sum else "nullptr"
         self.lines.open("if (call.residual != nullptr) {")
-        self.lines.add(f"decode_kernels::{ROWS}<true>(call.rest, spot, {sums});")
+        tile = ", own_tile" if takes_tile(self.decoder) else ""
+        self.lines.add(f"decode_kernels::{ROWS}<true>(call.rest, spot, {sums}{tile});")
         self.lines.close()
         self.lines.close()

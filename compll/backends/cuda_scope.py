@@ -41,7 +41,7 @@ class Vector:
     size: nodes.Expr | None
     count: str
     pointer: str
-    form: str  # "gradient", "state", "field", "kept" or "picked"
+    form: str  # "gradient", "state", "field", "kept", "tile" or "picked"
     bits: str | None = None
 
 
@@ -217,6 +217,11 @@ class Scope:
             lines.add(_MAYBE + self.c.let(nodes.Let(var, made.value, var.span)))
         elif made.form == "scalar":
             lines.add(f"{_MAYBE}const {self.c.type(var.type)} {name} = scalars.{made.member};")
+        elif made.form == "tile" and made.value is not None:
+            count = self.names.fresh(f"{var.name}_count")
+            lines.add(f"{_MAYBE}const int64_t {count} = {self.length(made.value)};")
+            self.c.sizes[var] = count
+            self.vectors[var] = Vector(var, made.value, count, made.here, "tile")
         else:
             kind = self.c.type(element(var.type))
             count = self.names.fresh(f"{var.name}_count")
@@ -262,6 +267,8 @@ class Scope:
         """Whether a thread loads its own eight elements, at which a loop reads a vector."""
         if vector.form in ("kept", "picked"):
             return False
+        if vector.form == "tile":
+            return True
         # Behind its end are zeros, which eight that are loaded have there, too.
         return vector.size == self.size or vector.form in ("gradient", "field")
 
@@ -290,6 +297,9 @@ class Scope:
         turned = turned_by(index, self.position)
         if turned is not None and self._is_loaded(vector) and var not in self.tiles:
             name = self.tiles[var] = self.names.fresh(f"{var.name}_tile")
+            if vector.form == "tile":
+                lines.add(f"const float (&{name})[kEach] = {vector.pointer}.of(t);")
+                return
             lines.add(f"{kind} {name}[8];")
             if vector.form == "gradient":
                 lines.add(f"{gradient.load}, first, n, {name});")

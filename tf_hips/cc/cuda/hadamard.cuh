@@ -134,18 +134,16 @@ __device__ inline void hadamard_rest(float* tile, int count, int block) {
   if (whole != count) hadamard_last(tile + whole, count - whole);
 }
 
-// Leaves the eight elements of thread t; those of whole blocks are scaled.
-__device__ __forceinline__ void hadamard_keep(const float* tile, int t, int count, int block,
-                                              float* to) {
-  float x[8];
+// The eight elements of thread t; those of whole blocks are scaled.
+__device__ __forceinline__ void hadamard_take(const float* tile, int t, int count, int block,
+                                              float (&out)[8]) {
   const float scale = hadamard_scale(block);
   const int whole = count & -block;
   TF_HIPS_UNROLL
   for (int u = 0; u < 8; ++u) {
     const int j = kEach * t + u;
-    x[u] = j < whole ? tile[j] * scale : tile[j];
+    out[u] = j < whole ? tile[j] * scale : tile[j];
   }
-  keep8(x, to + kEach * t);
 }
 
 }  // namespace cuda

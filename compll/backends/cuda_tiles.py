@@ -1,0 +1,421 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps that need of each other only what their own tile made, as one CUDA kernel.
+
+Every block of a `hadamard` or a `block_reduce` lies in a tile, so a block of threads can go from
+step to step with what it has. Between them
+
+    elements    of a vector, or of the gradient, are kept by the thread that has them (Eights)
+    blocks      what a block has is in shared memory, and so are the floats that follow from it
+    own_tile    is where threads exchange what a transform or a reduction needs (tiles.cuh)
+
+and memory sees what is read, what is written to the packet, and what later steps need. A decode is
+such a chain that ends in the gradient; it sums rows as it goes, and an encoder decodes its own tile
+by it. cuda_chain.py says which steps can be in such a kernel; others have kernels of their own.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+from compll.backends.c_common import Lines
+from compll.backends.cuda_blocks import Blocks, is_size
+from compll.backends.cuda_chain import Chain
+from compll.backends.cuda_kernels import HEAD, HERE, ROWS, Kernels
+from compll.backends.cuda_reads import is_in_order, roots_of, size_of
+from compll.backends.cuda_reduce import Item
+from compll.backends.cuda_scope import Gradient, Scope
+from compll.backends.cuda_side import Definition, kept_size, most_kept, neutral, part_of, reads
+from compll.backends.cuda_sweeps import Sweeps
+from compll.ir import nodes
+from compll.ir.blocks import block_of
+from compll.ir.types import FLOAT, INT
+from compll.ir.walk import changed, children, free_vars, is_same
+
+# Floats of each block that shared memory has room for, besides what blocks are reduced to.
+_MAX_LETS = 4
+
+
+class Tiles:
+    """Emits the chains of one function."""
+
+    def __init__(self, kernels: Kernels, sweeps: Sweeps, blocks: Blocks) -> None:
+        """All of the function."""
+        self._kernels = kernels
+        self._sweeps = sweeps
+        self._blocks = blocks
+        self._side = kernels.side
+        self._lines = kernels.lines
+        self._begin(())
+
+    def _begin(self, steps: Sequence[nodes.Step]) -> None:
+        self._made = Chain(self._side)
+        if not all(map(self._made.takes, steps)):
+            raise TypeError(f"`steps` must be a chain. Received: {steps!r}")
+        self._numbers = {var: number for number, var in enumerate(self._made.blocks)}
+        self._shared: list[nodes.Elementwise] = []
+        self._has_loaded = False
+
+    def run(self, steps: Sequence[nodes.Step], left: Sequence[nodes.Step]) -> None:
+        """The steps of a chain of an encode; `left`: those behind it."""
+        kernels, side = self._kernels, self._side
+        self._begin(steps)
+        loop = kernels.loop(size_of(side.gradient))
+        parts: list[nodes.Elementwise] = []
+        besides: list[nodes.Expr] = []
+        for step in steps:
+            match step:
+                case nodes.Store(value=nodes.Hadamard() | nodes.BlockReduce() as value):
+                    parts.append(part_of(value.source))
+                    besides.append(value.block)
+                case nodes.Sweep():
+                    parts += [part_of(write.value) for write in step.writes]
+        kernels.define_by_chunk(roots_of(steps))
+        kernels.begin("tile", loop, parts=parts, besides=besides)
+        kernels.declare_tile()
+        made = self._lines.later()
+        for step in steps:
+            self._step(step, loop, left)
+        self._declare(made)
+        # What tiles have made is there for a header only when all of them are done.
+        kernels.write_header(in_tiles=True, unknown=(*self._made.blocks, *self._made.whole))
+        writes = [w for step in steps if isinstance(step, nodes.Sweep) for w in step.writes]
+        if writes and not left:
+            kernels.decode_tile(writes, self._made.fields)
+        kernels.end()
+        side.leave_kernel()
+
+    def rows(self, steps: Sequence[nodes.Step]) -> None:
+        """The sum of the decoded rows of a call: the steps of a decode, for each of them."""
+        kernels, add = self._kernels, self._lines.add
+        self._begin(steps)
+        loop = kernels.loop(size_of(self._side.gradient))
+        add(
+            "// A tile of the sum of the rows. `is_rest`: of what a row does not hold of `sums`,",
+            "// or of `out` where that is null. `own_tile`: shared memory.",
+        )
+        add("template <bool is_rest>")
+        self._lines.open(f"TF_HIPS_BLOCK {ROWS}(const DecodeCall& call, const Spot& spot,")
+        add("    [[maybe_unused]] const float* sums, float* own_tile) {")
+        add(*HEAD)
+        kernels.decode_head()
+        made = self._lines.later()
+        add("Eights own_sum;")
+        self._each_of_out(
+            "if (is_rest && sums != nullptr) {",
+            "  take8(sums + kEach * t, own_sum.of(t));",
+            "} else if (is_rest || call.mode != TF_HIPS_SET) {",
+            "  load8<is_full>(out, first, n, own_sum.of(t));",
+            "} else {",
+            # What changes no number that is added to it, zeros of both signs included.
+            "  TF_HIPS_UNROLL",
+            "  for (int u = 0; u < kEach; ++u) own_sum.of(t)[u] = -0.0f;",
+            "}",
+        )
+        add("const int32_t num = is_rest ? 1 : call.rows.num;")
+        self._lines.open("for (int32_t row = 0; row < num; ++row) {")
+        add("[[maybe_unused]] const uint8_t* const body = call.rows.row[row] + at;")
+        for step in steps[:-1]:
+            self._step(step, loop, ())
+        self._add_row(steps[-1])
+        self._lines.close()
+        # Only here: to wait for the report before anything is read would cost as much again.
+        self._lines.open("if (is_rest || is_fine(call)) {")
+        self._each_of_out("put8<is_full>(own_sum.of(t), first, n, out);")
+        self._lines.close()
+        self._lines.close()
+        self._declare(made)
+        add("")
+        kernels.begin("rows", loop, is_check=True)
+        kernels.waits_late = True
+        kernels.declare_tile()
+        self._lines.open("if (call.mode == TF_HIPS_RESIDUAL) {")
+        add("if (!is_fine(call)) return;", f"{ROWS}<true>(call, spot, nullptr, own_tile);")
+        self._lines.turn("} else {")
+        add(f"{ROWS}<false>(call, spot, nullptr, own_tile);")
+        self._lines.close()
+        kernels.end()
+        self._side.leave_kernel()
+
+    def _each_of_out(self, *statements: str) -> None:
+        """A phase in which threads do something with their eight of the gradient."""
+        self._lines.open("{")
+        self._kernels.say_full(self._lines, "n", ["out"])
+        self._lines.open("TF_HIPS_PHASE(t) {")
+        self._kernels.open_eight()
+        self._lines.add(*statements)
+        self._kernels.close_eight()
+        self._lines.close()
+        self._lines.close()
+
+    def _declare(self, made: Lines) -> None:
+        """Where what steps make is."""
+        made.add(f"Eights own_eights[{len(self._made.whole)}];")
+        if self._has_loaded:
+            made.add("Eights own_in;")
+        number = len(self._numbers)
+        if number:
+            made.add(f"int own_sizes[{number}];")
+            made.add(f"TF_HIPS_SHARED float own_made[{number} * kTile / kLanes];")
+        if self._shared:
+            made.add(f"TF_HIPS_SHARED float own_lets[{len(self._shared)} * kTile / kLanes];")
+
+    # Steps.
+
+    def _step(self, step: nodes.Step, loop: int, left: Sequence[nodes.Step]) -> None:
+        match step:
+            case nodes.Let():
+                self._kernels.define(step.var, "let", step.value)
+            case nodes.Store(value=nodes.Hadamard() as value):
+                self._hadamard(step, value, loop, left)
+            case nodes.Store(value=nodes.BlockReduce() as value):
+                self._reduce(step, value, loop, left)
+            case nodes.Sweep(size=size) if size == size_of(self._side.gradient):
+                writes = []
+                given: dict[nodes.Var, str] = {}
+                for write in step.writes:
+                    part, found = self._block_lets(part_of(write.value))
+                    writes.append(dataclasses.replace(write, value=part))
+                    given |= found
+                whole = dataclasses.replace(step, writes=tuple(writes))
+                self._sweeps.body(whole, loop, given)
+            case nodes.Sweep():
+                block = self._made.fields[step.writes[0].field]
+                self._blocks.per_block(step, block, size_of(self._side.gradient))
+            case _:
+                raise TypeError(f"`step` must be of a chain. Received: {step!r}")
+
+    def _is_read(self, var: nodes.Var, left: Sequence[nodes.Step]) -> bool:
+        """Whether later steps, or the header, need a vector."""
+        roots = [*roots_of(left), *(value for _, value in self._kernels.header)]
+        return any(var in free_vars(root) for root in roots)
+
+    def _tile(
+        self, value: nodes.Hadamard | nodes.BlockReduce
+    ) -> tuple[Scope, nodes.Elementwise, str, tuple[str, str]]:
+        """Begins a loop over the elements of a tile.
+
+        Returns: its scope; what it computes; C++ for its length, for the elements of a block, and
+        for those that the tile has.
+        """
+        part, given = self._block_lets(part_of(value.source))
+        scope = self._kernels.scope()
+        scope.given = given
+        besides = [value.init] if isinstance(value, nodes.BlockReduce) else []
+        scope.unpack([part, value.block, part.size, *besides])
+        elements = scope.names.fresh("elements")
+        block, count = scope.names.fresh("block"), scope.names.fresh("tile_count")
+        self._lines.add(
+            f"const int64_t {elements} = {scope.c(part.size)};",
+            f"const int {block} = static_cast<int>({scope.c(value.block)});",
+            f"const int {count} = static_cast<int>(least(kTile, {elements} - spot.base));",
+        )
+        return scope, part, elements, (block, count)
+
+    def _gradient(self, part: nodes.Elementwise) -> Gradient:
+        """How a loop loads the gradient: once, as far as each thread reads its own elements."""
+        gradient = self._side.gradient
+        if self._side.is_decode or not reads([part], gradient):
+            return HERE
+        if not is_in_order(part, gradient):
+            return self._kernels.sum_lines([part])
+        if self._has_loaded:
+            return Gradient("own_in.again(t", ())
+        self._has_loaded = True
+        found = self._kernels.sum_lines([part])
+        return dataclasses.replace(found, after="own_in.keep(t, {tile});")
+
+    def _hadamard(
+        self, step: nodes.Store, value: nodes.Hadamard, loop: int, left: Sequence[nodes.Step]
+    ) -> None:
+        kernels, add = self._kernels, self._lines.add
+        scope, part, elements, (block, count) = self._tile(value)
+        values = scope.names.fresh("values_here")
+        item = Item(
+            part,
+            FLOAT,
+            [f"float {values}[kEach];"],
+            lambda text: f"{values}[u] = is_inside ? {text} : 0.0f;",
+            [f"hadamard_begin({values}, t, {count}, {block}, own_tile);"],
+        )
+        kernels.each(scope, part.size, self._gradient(part), elements, [item])
+        own = f"own_eights[{self._made.whole.index(step.var)}]"
+        add(f"hadamard_end(own_tile, {count}, {block}, {own});")
+        member = ""
+        if self._is_read(step.var, left):
+            member = kernels.array("float", step.var.name, f"kTile * call.tiles[{loop}]")
+            to = f"call.{member} + spot.chunk * call.{member}_room + spot.base + kEach * t"
+            add(f"TF_HIPS_PHASE(t) {{ keep8({own}.of(t), {to}); }}")
+        self._lines.close()
+        kernels.side.definitions.append(
+            Definition(
+                step.var, "tile", kept_size(step), member, most_kept(step), here=own
+            )
+        )
+
+    def _reduce(
+        self, step: nodes.Store, value: nodes.BlockReduce, loop: int, left: Sequence[nodes.Step]
+    ) -> None:
+        kernels, add = self._kernels, self._lines.add
+        scope, part, elements, (block, count) = self._tile(value)
+        values, number = scope.names.fresh("values_here"), self._numbers[step.var]
+        reducer = neutral(value.reducer, FLOAT)
+        is_of_sizes = value.reducer == "max" and is_size(part.value)
+        stage = f"keep_padded({values}, t, own_tile);"
+        if is_of_sizes:
+            stage = f"own_tile[t] = largest_near({values}, {block} / kEach);"
+        item = Item(
+            part,
+            FLOAT,
+            [f"float {values}[kEach];"],
+            lambda text: f"{values}[u] = is_inside ? {text} : {reducer}::neutral();",
+            [stage],
+        )
+        add(f"own_sizes[{number}] = {block};")
+        kernels.each(scope, part.size, self._gradient(part), elements, [item])
+        function, at = "reduce_found" if is_of_sizes else "reduce_padded", _of_blocks(number)
+        self._lines.open(
+            f"{function}<{reducer}>(own_tile, {count}, {block}, {scope.c(value.init)}, "
+            "[&](int k, float result) {"
+        )
+        add(f"own_made[{at} + k] = result;")
+        self._lines.close("});")
+        member = ""
+        if self._is_read(step.var, left):
+            member = kernels.array("float", step.var.name, f"(kTile / kLanes) * call.tiles[{loop}]")
+            to = f"call.{member} + spot.chunk * call.{member}_room"
+            add(
+                f"keep_blocks(own_made + {at}, {count}, {block}, "
+                f"{to} + block_number(spot.base, {block}));"
+            )
+        self._lines.close()
+        first = f"block_number(spot.base, own_sizes[{number}])"
+        kernels.define_kept(step, member, here=f"own_made + ({at} - {first})")
+
+    def _add_row(self, step: nodes.Step) -> None:
+        """The last sweep of a decode."""
+        if not isinstance(step, nodes.Sweep):
+            raise TypeError(f"`step` must be a sweep. Received: {step!r}")
+        part = part_of(step.writes[0].value)
+        scope = self._kernels.scope()
+        scope.unpack([step.size, part])
+        elements = scope.names.fresh("elements")
+        self._lines.add(f"const int64_t {elements} = {scope.c(step.size)};")
+        item = Item(
+            part,
+            FLOAT,
+            ["float (&sum)[kEach] = own_sum.of(t);"],
+            lambda text: f"sum[u] = summed<is_rest>(sum[u], {text});",
+            [],
+        )
+        self._kernels.each(scope, step.size, HERE, elements, [item])
+        self._lines.close()
+
+    # What is the same for all elements of a block.
+
+    def _block_lets(
+        self, part: nodes.Elementwise
+    ) -> tuple[nodes.Elementwise, dict[nodes.Var, str]]:
+        """Computes for each block of the tile the floats that are the same for its elements.
+
+        By a thread a block: each thread of a tile would make the same divisions for its own eight.
+
+        Returns: the vector without these lets, and C++ for what is left to read of them.
+        """
+        used = [var for var in self._made.blocks if var in free_vars(part)]
+        if not used or any(self._made.blocks[var] != self._made.blocks[used[0]] for var in used):
+            return part, {}
+        of_block = self._of_block(part, self._made.blocks[used[0]])
+        need = free_vars(part.value).union(
+            *(free_vars(let.value) for let in part.lets if let not in of_block)
+        )
+        own: list[nodes.Let] = []
+        shared: list[nodes.Let] = []
+        for let in reversed(part.lets):
+            if let in of_block and let.var.type == FLOAT:
+                shared += [let] if let.var in need else []
+            elif let not in of_block or let.var in need:
+                own.insert(0, let)
+                need |= free_vars(let.value)
+        if len(self._shared) + len(shared) > _MAX_LETS:
+            return part, {}
+        given: dict[nodes.Var, str] = {}
+        for let in shared:
+            value = _with_lets(part, of_block[: of_block.index(let)], let.value)
+            number = self._shared_number(value, used[0])
+            size = f"own_sizes[{self._numbers[used[0]]}]"
+            given[let.var] = f"own_lets[{_of_blocks(number)} + block_number(kEach * t, {size})]"
+        return dataclasses.replace(part, lets=tuple(own)), given
+
+    def _of_block(self, part: nodes.Elementwise, block: nodes.Expr) -> list[nodes.Let]:
+        """The lets of a part that are the same for all elements of a block."""
+        side = self._side
+        known = side.known() - {side.gradient, *self._made.blocks, *self._made.whole}
+        known -= {*side.states, *(item.var for item in side.fields)}
+        found = []
+        for let in part.lets:
+            if self._is_of_block(let.value, part, block, known):
+                found.append(let)
+                known = known | {let.var}
+        return found
+
+    def _is_of_block(
+        self, expr: nodes.Expr, part: nodes.Elementwise, block: nodes.Expr, known: set[nodes.Var]
+    ) -> bool:
+        if isinstance(expr, nodes.Random | nodes.KeyPart):
+            return False
+        if isinstance(expr, nodes.Index):
+            is_made = isinstance(expr.array, nodes.Ref) and expr.array.var in self._made.blocks
+            blocks = self._side.program.blocks
+            return is_made and block_of(expr.index, part.position, blocks) == block
+        if isinstance(expr, nodes.Ref):
+            return expr.var in known
+        if block_of(expr, part.position, self._side.program.blocks) == block:
+            return True
+        return all(self._is_of_block(one, part, block, known) for one in children(expr))
+
+    def _shared_number(self, value: nodes.Elementwise, made: nodes.Var) -> int:
+        """Where shared memory has a float of each block, which is computed unless it is there.
+
+        `value`: the float for any element; `made`: a vector of such blocks.
+        """
+        for number, other in enumerate(self._shared):
+            if is_same(value, other):
+                return number
+        number, add = len(self._shared), self._lines.add
+        self._shared.append(value)
+        scope = self._kernels.scope()
+        block, size = self._made.blocks[made], f"own_sizes[{self._numbers[made]}]"
+        scope.unpack([block, value])
+        first, here = scope.names.fresh("first_block"), nodes.Var("k", INT, value.span)
+        add(f"const int64_t {first} = block_number(spot.base, {size});")
+        self._lines.open("TF_HIPS_PHASE(t) {")
+        self._lines.open(f"if (t < block_number(kTile, {size})) {{")
+        add(f"const int64_t {scope.names.of(here)} = {first} + t;")
+
+        def change(expr: nodes.Expr) -> nodes.Expr:
+            if block_of(expr, value.position, self._side.program.blocks) is not None:
+                return nodes.Ref(INT, expr.span, here)
+            return changed(expr, change)
+
+        add(*(scope.c.let(dataclasses.replace(x, value=change(x.value))) for x in value.lets))
+        add(f"own_lets[{_of_blocks(number)} + t] = {scope.c(change(value.value))};")
+        for _ in range(3):
+            self._lines.close()
+        return number
+
+
+def _of_blocks(number: int) -> str:
+    """C++ for where what blocks have begins, of a vector of them."""
+    return f"{number} * kTile / kLanes"
+
+
+def _with_lets(
+    part: nodes.Elementwise, lets: Sequence[nodes.Let], value: nodes.Expr
+) -> nodes.Elementwise:
+    """A value, with those lets that it needs."""
+    need, used = free_vars(value), []
+    for let in reversed(lets):
+        if let.var in need:
+            used.insert(0, let)
+            need |= free_vars(let.value)
+    kind = dataclasses.replace(part, lets=(), value=value)
+    return dataclasses.replace(kind, lets=tuple(used))
