@@ -166,7 +166,7 @@ class _Emitter:
         selections = Selections(kernels, may_note=function.may_note)
         sweeps = Sweeps(kernels)
         blocks = Blocks(kernels, sweeps)
-        tiles = Tiles(kernels, sweeps, blocks)
+        tiles = Tiles(kernels, sweeps)
         while left:
             step = left.pop(0)
             if isinstance(step, nodes.Let):

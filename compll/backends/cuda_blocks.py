@@ -105,7 +105,7 @@ class Blocks:
                 whole, given = self._block_lets(sweep, step.var, value)
                 self._sweeps.body(whole, loop, given)
             else:
-                self.per_block(sweep, value.block, part.size)
+                self._per_block(sweep, value, part.size)
         if self._num_lets:
             lets.add(f"TF_HIPS_SHARED float own_lets[{self._num_lets} * kTile / kLanes];")
         # What blocks have is there for a header only when all tiles are done.
@@ -202,22 +202,16 @@ class Blocks:
         roots = [*roots_of(left), *(value for _, value in self._kernels.header)]
         return any(var in free_vars(root) for root in roots)
 
-    def per_block(self, sweep: nodes.Sweep, of: nodes.Expr, size: nodes.Expr) -> None:
-        """A sweep with an element per block: those of the tile, a thread each.
-
-        Args:
-            sweep: the sweep.
-            of: how many elements a block has.
-            size: the length of the vector that has these blocks.
-        """
+    def _per_block(self, sweep: nodes.Sweep, value: nodes.BlockReduce, size: nodes.Expr) -> None:
+        """A sweep with an element per block: those of the tile, a thread each."""
         kernels, add = self._kernels, self._lines.add
         scope = kernels.scope()
         parts = [part_of(write.value) for write in sweep.writes]
-        scope.unpack([sweep.size, of, size, *parts])
+        scope.unpack([sweep.size, value.block, size, *parts])
         block, first = scope.names.fresh("block"), scope.names.fresh("first_block")
         elements = scope.names.fresh("elements")
         add(
-            f"const int64_t {block} = {scope.c(of)};",
+            f"const int64_t {block} = {scope.c(value.block)};",
             f"const int64_t {elements} = {scope.length(sweep.size)};",
             f"const int64_t {first} = block_number(spot.base, {block});",
         )

@@ -20,7 +20,8 @@ cache.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from compll.backends.c_common import Lines, c_type
+from compll.backends.c_common import Lines, c_type, param_names
+from compll.backends.cuda_chain import width_of
 from compll.backends.cuda_reads import knows_tile, reads_own, takes_tile
 from compll.backends.cuda_reduce import Item
 from compll.backends.cuda_scope import Gradient, Scope
@@ -41,12 +42,22 @@ _SUM = Gradient("load_sum8<is_full>(gradient, residual, value", ("gradient", "re
 _AGAIN = Gradient("load_again8<is_full>(in, residual, value", ("in",))
 
 
-def grid_of(name: str, call: str, *, opening: str = "follow();") -> list[str]:
-    """The kernel that does a function of blocks of threads by as many of them as are launched."""
+def grid_of(
+    name: str,
+    call: str,
+    *,
+    opening: str = "follow();",
+    body: str = "",
+    kind: str = "TF_HIPS_KERNEL",
+) -> list[str]:
+    """The kernel that does a function of blocks of threads by as many of them as are launched.
+
+    `body`: the function, if it is not called as the kernel is; `kind`: a macro.
+    """
     return [
-        f"TF_HIPS_KERNEL {name}_grid(const {call} call) {{",
+        f"{kind} {name}_grid(const {call} call) {{",
         f"  {opening}",
-        f"  {name}(call, blockIdx.x);",
+        f"  {body or name}(call, blockIdx.x);",
         "}",
         "",
     ]
@@ -106,6 +117,7 @@ class Kernels:
         takes_sum: a kernel forms the sum of gradient and residual as it reads them.
         decoder: the plan, if its decode has a function for a tile.
         decodes_tiles: the last kernel leaves the residual, too.
+        width: a parameter that kernels are compiled for each value of, while one is written.
         waits_late: the kernel itself waits for the one before, if that has just checked packets.
     """
 
@@ -119,6 +131,7 @@ class Kernels:
     takes_sum: bool = False
     decoder: nodes.Plan | None = None
     decodes_tiles: bool = False
+    width: nodes.Param | None = None
     waits_late: bool = False
     _had_header: bool = False
     _kernel: str = ""
@@ -285,8 +298,11 @@ class Kernels:
         self.lines.close()
         if self._has_sum:
             self._declare_sum()
+        opening = "if (!call.is_just_checked) follow();" if self.waits_late else "follow();"
+        if self.width is not None:
+            self._end_of_widths(self.width, opening)
+            return
         if not self._leaves:
-            opening = "if (!call.is_just_checked) follow();" if self.waits_late else "follow();"
             self.lines.add(*grid_of(self._kernel, self.call, opening=opening))
             return
         name, blocks = self._kernel, self._blocks
@@ -295,14 +311,53 @@ class Kernels:
         alone = f"for (uint32_t k = 0; k < {blocks}; ++k) {name}<true>(call, k);"
         self.launches[-1] = Launch(f"launch_{name}(call, {blocks}, stream);", alone)
 
+    def _end_of_widths(self, width: nodes.Param, opening: str) -> None:
+        """The kernels for each value of a parameter, and for calls with a residual and without."""
+        name, blocks = self._kernel, self._blocks
+        more = ", bool leaves_rest" if self._leaves else ""
+        self._template.add(f"template <int kWidth{more}>")
+        rest, kinds = "call.residual != nullptr", [("", "false", "")]
+        if self._leaves:
+            kinds = [("", "false", f" && !({rest})"), ("_rest", "true", f" && {rest}")]
+        value = f"call.params.{param_names(self.side.program)[width.var]}"
+        launches = []
+        for kind, leaves, condition in kinds:
+            inner = f"kWidth, {leaves}" if self._leaves else "kWidth"
+            self.lines.add(
+                "template <int kWidth>",
+                *grid_of(
+                    f"{name}{kind}",
+                    self.call,
+                    opening=opening,
+                    body=f"{name}<{inner}>",
+                    kind="TF_HIPS_TILE_KERNEL",
+                ),
+            )
+            launches += [
+                f"if ({value} == {number}{condition}) "
+                f"TF_HIPS_FOLLOW({name}{kind}_grid<{number}>, blocks, kThreads, stream, call);"
+                for number in range(int(width.low), int(width.high) + 1)
+            ]
+        self.lines.open(
+            f"inline void launch_{name}(const {self.call}& call, int64_t blocks, "
+            "cudaStream_t stream) {"
+        )
+        self.lines.add(*launches)
+        self.lines.close()
+        self.lines.add("")
+        inner = "kAnyWidth, true" if self._leaves else "kAnyWidth"
+        alone = f"for (uint32_t k = 0; k < {blocks}; ++k) {name}<{inner}>(call, k);"
+        self.launches[-1] = Launch(f"launch_{name}(call, {blocks}, stream);", alone)
+
     def _declare_sum(self) -> None:
         """What the sum is formed of, and where it goes.
 
         Where the same kernel takes away what the packet holds, only its threads need the sum.
         """
+        has_none = "!leaves_rest || " if self._leaves else ""
         self._sum.add(
             "const float* const gradient = call.gradient + begin;",
-            "const float* const residual = call.residual == nullptr ? nullptr : "
+            f"const float* const residual = {has_none}call.residual == nullptr ? nullptr : "
             "call.residual + begin;",
         )
         if self._leaves:
@@ -318,7 +373,15 @@ class Kernels:
     def scope(self) -> Scope:
         """New variables, for what is put into braces."""
         self.lines.open("{")
-        return Scope(self.side, self.lines)
+        return self.scope_of(self.lines)
+
+    def scope_of(self, lines: Lines) -> Scope:
+        """New variables of the kernel that is being written."""
+        scope = Scope(self.side, lines)
+        if self.width is not None:
+            name = f"call.params.{param_names(self.side.program)[self.width.var]}"
+            scope.fixed = {self.width.var: f"kWidth != kAnyWidth ? kWidth : {name}"}
+        return scope
 
     def _knows_header(self, unknown: Sequence[nodes.Var] = ()) -> bool:
         known = self.side.known() - set(unknown)
@@ -499,7 +562,11 @@ class Kernels:
         self.lines.open("if constexpr (leaves_rest) {")
         sums = "own_sums" if self._has_sum else "nullptr"
         self.lines.open("if (call.residual != nullptr) {")
-        tile = ", own_tile" if takes_tile(self.decoder) else ""
-        self.lines.add(f"decode_kernels::{ROWS}<true>(call.rest, spot, {sums}{tile});")
+        which, tile = "true", ""
+        if takes_tile(self.decoder):
+            tile = ", own_tile"
+            if width_of(self.side.program) is not None:
+                which += ", kAnyWidth" if self.width is None else ", kWidth"
+        self.lines.add(f"decode_kernels::{ROWS}<{which}>(call.rest, spot, {sums}{tile});")
         self.lines.close()
         self.lines.close()

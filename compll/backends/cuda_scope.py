@@ -84,6 +84,8 @@ class Scope:
         self.hoisted: dict[tuple[nodes.Var, nodes.Expr], str] = {}
         # Floats that a loop is given, the same for all eight elements of a thread.
         self.given: Mapping[nodes.Var, str] = {}
+        # C++ for the parameters that are known when a kernel is compiled.
+        self.fixed: Mapping[nodes.Var, str] = {}
         # C++ for the vectors that a full tile reads or writes 16 bytes at a time.
         self.wide: list[str] = []
         self._body = body
@@ -156,7 +158,8 @@ class Scope:
         for param, name in param_names(side.program).items():
             kind = self.c.type(param.type)
             if param in need or self._in_widths(param, roots, need):
-                lines.add(f"{_MAYBE}const {kind} {self.names.of(param)} = call.params.{name};")
+                text = self.fixed.get(param, f"call.params.{name}")
+                lines.add(f"{_MAYBE}const {kind} {self.names.of(param)} = {text};")
         self._declare_widths(roots, need)
         self.c.sizes[side.gradient] = "n"
         size = nodes.Size(

@@ -16,19 +16,19 @@ by it. cuda_chain.py says which steps can be in such a kernel; others have kerne
 import dataclasses
 from collections.abc import Sequence
 
-from compll.backends.c_common import Lines
-from compll.backends.cuda_blocks import Blocks, is_size
-from compll.backends.cuda_chain import Chain
+from compll.backends.c_common import Lines, max_bits
+from compll.backends.cuda_blocks import is_size
+from compll.backends.cuda_chain import Chain, width_of
 from compll.backends.cuda_kernels import HEAD, HERE, ROWS, Kernels
 from compll.backends.cuda_reads import is_in_order, roots_of, size_of
 from compll.backends.cuda_reduce import Item
 from compll.backends.cuda_scope import Gradient, Scope
-from compll.backends.cuda_side import Definition, kept_size, most_kept, neutral, part_of, reads
+from compll.backends.cuda_side import Definition, element, kept_size, most_kept, neutral, part_of, reads
 from compll.backends.cuda_sweeps import Sweeps
 from compll.ir import nodes
 from compll.ir.blocks import block_of
-from compll.ir.types import FLOAT, INT
-from compll.ir.walk import changed, children, free_vars, is_same
+from compll.ir.types import FLOAT, INT, UInt
+from compll.ir.walk import changed, children, free_vars, is_same, walk
 
 # Floats of each block that shared memory has room for, besides what blocks are reduced to.
 _MAX_LETS = 4
@@ -37,11 +37,10 @@ _MAX_LETS = 4
 class Tiles:
     """Emits the chains of one function."""
 
-    def __init__(self, kernels: Kernels, sweeps: Sweeps, blocks: Blocks) -> None:
-        """All of the function."""
+    def __init__(self, kernels: Kernels, sweeps: Sweeps) -> None:
+        """Both of the function."""
         self._kernels = kernels
         self._sweeps = sweeps
-        self._blocks = blocks
         self._side = kernels.side
         self._lines = kernels.lines
         self._begin(())
@@ -51,6 +50,8 @@ class Tiles:
         if not all(map(self._made.takes, steps)):
             raise TypeError(f"`steps` must be a chain. Received: {steps!r}")
         self._numbers = {var: number for number, var in enumerate(self._made.blocks)}
+        # Of each reduction, what its thread does for a block when it is done.
+        self._behind: dict[nodes.Var, Lines] = {}
         self._shared: list[nodes.Elementwise] = []
         self._has_loaded = False
 
@@ -69,6 +70,7 @@ class Tiles:
                 case nodes.Sweep():
                     parts += [part_of(write.value) for write in step.writes]
         kernels.define_by_chunk(roots_of(steps))
+        kernels.width = width_of(side.program)
         kernels.begin("tile", loop, parts=parts, besides=besides)
         kernels.declare_tile()
         made = self._lines.later()
@@ -81,6 +83,7 @@ class Tiles:
         if writes and not left:
             kernels.decode_tile(writes, self._made.fields)
         kernels.end()
+        kernels.width = None
         side.leave_kernel()
 
     def rows(self, steps: Sequence[nodes.Step]) -> None:
@@ -92,7 +95,9 @@ class Tiles:
             "// A tile of the sum of the rows. `is_rest`: of what a row does not hold of `sums`,",
             "// or of `out` where that is null. `own_tile`: shared memory.",
         )
-        add("template <bool is_rest>")
+        kernels.width = width_of(self._side.program)
+        width = "" if kernels.width is None else ", int kWidth"
+        add(f"template <bool is_rest{width}>")
         self._lines.open(f"TF_HIPS_BLOCK {ROWS}(const DecodeCall& call, const Spot& spot,")
         add("    [[maybe_unused]] const float* sums, float* own_tile) {")
         add(*HEAD)
@@ -127,12 +132,14 @@ class Tiles:
         kernels.begin("rows", loop, is_check=True)
         kernels.waits_late = True
         kernels.declare_tile()
+        width = "" if kernels.width is None else ", kWidth"
         self._lines.open("if (call.mode == TF_HIPS_RESIDUAL) {")
-        add("if (!is_fine(call)) return;", f"{ROWS}<true>(call, spot, nullptr, own_tile);")
+        add("if (!is_fine(call)) return;", f"{ROWS}<true{width}>(call, spot, nullptr, own_tile);")
         self._lines.turn("} else {")
-        add(f"{ROWS}<false>(call, spot, nullptr, own_tile);")
+        add(f"{ROWS}<false{width}>(call, spot, nullptr, own_tile);")
         self._lines.close()
         kernels.end()
+        kernels.width = None
         self._side.leave_kernel()
 
     def _each_of_out(self, *statements: str) -> None:
@@ -178,8 +185,7 @@ class Tiles:
                 whole = dataclasses.replace(step, writes=tuple(writes))
                 self._sweeps.body(whole, loop, given)
             case nodes.Sweep():
-                block = self._made.fields[step.writes[0].field]
-                self._blocks.per_block(step, block, size_of(self._side.gradient))
+                self._per_block(step)
             case _:
                 raise TypeError(f"`step` must be of a chain. Received: {step!r}")
 
@@ -236,6 +242,9 @@ class Tiles:
             lambda text: f"{values}[u] = is_inside ? {text} : 0.0f;",
             [f"hadamard_begin({values}, t, {count}, {block}, own_tile);"],
         )
+        code = self._only_code(part)
+        if code is not None:
+            item = self._looked_up(scope, item, code, values)
         kernels.each(scope, part.size, self._gradient(part), elements, [item])
         own = f"own_eights[{self._made.whole.index(step.var)}]"
         add(f"hadamard_end(own_tile, {count}, {block}, {own});")
@@ -261,7 +270,7 @@ class Tiles:
         is_of_sizes = value.reducer == "max" and is_size(part.value)
         stage = f"keep_padded({values}, t, own_tile);"
         if is_of_sizes:
-            stage = f"own_tile[t] = largest_near({values}, {block} / kEach);"
+            stage = f"own_tile[t] = largest_of({values}, {block});"
         item = Item(
             part,
             FLOAT,
@@ -277,6 +286,7 @@ class Tiles:
             "[&](int k, float result) {"
         )
         add(f"own_made[{at} + k] = result;")
+        self._behind[step.var] = self._lines.later()
         self._lines.close("});")
         member = ""
         if self._is_read(step.var, left):
@@ -289,6 +299,64 @@ class Tiles:
         self._lines.close()
         first = f"block_number(spot.base, own_sizes[{number}])"
         kernels.define_kept(step, member, here=f"own_made + ({at} - {first})")
+
+    def _only_code(self, part: nodes.Elementwise) -> nodes.Index | None:
+        """The code that alone makes an element, if few are different; None: there is more."""
+        roots = [part.value, *(let.value for let in part.lets)]
+        found = {expr for root in roots for expr in walk(root) if isinstance(expr, nodes.Index)}
+        fields = {item.var for item in self._side.fields}
+        own = {let.var for let in part.lets} | self._side.known()
+        if len(found) != 1 or not set().union(*map(free_vars, roots)) <= own | {part.position}:
+            return None
+        [code] = found
+        kind = code.type
+        is_few = isinstance(kind, UInt) and max_bits(kind, self._side.program.params) <= 5
+        is_here = isinstance(code.index, nodes.Ref) and code.index.var is part.position
+        is_field = isinstance(code.array, nodes.Ref) and code.array.var in fields
+
+        def uses_position(expr: nodes.Expr) -> bool:
+            if expr == code:
+                return False
+            if isinstance(expr, nodes.Ref):
+                return expr.var is part.position
+            return isinstance(expr, nodes.Random) or any(map(uses_position, children(expr)))
+
+        return code if is_few and is_here and is_field and not any(map(uses_position, roots)) else None
+
+    def _looked_up(self, scope: Scope, item: Item, code: nodes.Index, values: str) -> Item:
+        """A loop over codes that asks for what each of them makes."""
+        var = nodes.Var("code_here", code.type, code.span)
+
+        def change(expr: nodes.Expr) -> nodes.Expr:
+            if expr == code:
+                return nodes.Ref(code.type, code.span, var)
+            return changed(expr, change)
+
+        lets = tuple(
+            dataclasses.replace(let, value=change(let.value)) for let in item.part.lets
+        )
+        part = dataclasses.replace(item.part, lets=lets, value=change(item.part.value))
+        function, table = scope.names.fresh("made_of"), scope.names.fresh("table")
+        statements, text = scope.element(part, FLOAT, "0")
+        width = "kWidth" if self._kernels.width is not None else "kAnyWidth"
+        before = [
+            *item.before,
+            f"const auto {function} = [&]({scope.c.type(code.type)} {scope.names.of(var)}) {{",
+            *(f"  {line}" for line in statements),
+            f"  return {text};",
+            "};",
+            f"const auto {table} = table_of<{width}>({function});",
+        ]
+        looked = scope.names.fresh("looked_up")
+        return dataclasses.replace(
+            item,
+            part=dataclasses.replace(item.part, lets=(), value=code),
+            kind=code.type,
+            before=before,
+            # Asked for by all threads, whether they have the element or not.
+            sink=lambda text: f"const float {looked} = {table}({text}); "
+            f"{values}[u] = is_inside ? {looked} : 0.0f;",
+        )
 
     def _add_row(self, step: nodes.Step) -> None:
         """The last sweep of a decode."""
@@ -340,7 +408,7 @@ class Tiles:
         given: dict[nodes.Var, str] = {}
         for let in shared:
             value = _with_lets(part, of_block[: of_block.index(let)], let.value)
-            number = self._shared_number(value, used[0])
+            number = self._shared_number(value, used[-1])
             size = f"own_sizes[{self._numbers[used[0]]}]"
             given[let.var] = f"own_lets[{_of_blocks(number)} + block_number(kEach * t, {size})]"
         return dataclasses.replace(part, lets=tuple(own)), given
@@ -375,32 +443,62 @@ class Tiles:
     def _shared_number(self, value: nodes.Elementwise, made: nodes.Var) -> int:
         """Where shared memory has a float of each block, which is computed unless it is there.
 
-        `value`: the float for any element; `made`: a vector of such blocks.
+        `value`: the float for any element; `made`: the last vector of such blocks that it may read.
         """
         for number, other in enumerate(self._shared):
             if is_same(value, other):
                 return number
-        number, add = len(self._shared), self._lines.add
+        number = len(self._shared)
         self._shared.append(value)
-        scope = self._kernels.scope()
-        block, size = self._made.blocks[made], f"own_sizes[{self._numbers[made]}]"
-        scope.unpack([block, value])
-        first, here = scope.names.fresh("first_block"), nodes.Var("k", INT, value.span)
-        add(f"const int64_t {first} = block_number(spot.base, {size});")
-        self._lines.open("TF_HIPS_PHASE(t) {")
-        self._lines.open(f"if (t < block_number(kTile, {size})) {{")
-        add(f"const int64_t {scope.names.of(here)} = {first} + t;")
+        scope, at, behind = self._begin_block(made, [value])
+        here = nodes.Var("number", INT, value.span)
+        behind.add(f"[[maybe_unused]] const int64_t {scope.names.of(here)} = {at};")
 
         def change(expr: nodes.Expr) -> nodes.Expr:
             if block_of(expr, value.position, self._side.program.blocks) is not None:
                 return nodes.Ref(INT, expr.span, here)
             return changed(expr, change)
 
-        add(*(scope.c.let(dataclasses.replace(x, value=change(x.value))) for x in value.lets))
-        add(f"own_lets[{_of_blocks(number)} + t] = {scope.c(change(value.value))};")
-        for _ in range(3):
-            self._lines.close()
+        lets = [dataclasses.replace(let, value=change(let.value)) for let in value.lets]
+        behind.add(*map(scope.c.let, lets))
+        behind.add(f"own_lets[{_of_blocks(number)} + k] = {scope.c(change(value.value))};")
+        behind.close()
         return number
+
+    def _begin_block(
+        self, made: nodes.Var, roots: Sequence[nodes.Expr]
+    ) -> tuple[Scope, str, Lines]:
+        """Begins what the thread that has reduced a block does then.
+
+        Args:
+            made: what it is reduced to, the last that is read.
+            roots: what is computed.
+
+        Returns: a scope; C++ for the number of the block in the chunk; where statements go.
+        """
+        behind = self._behind[made]
+        behind.open("{")
+        scope = self._kernels.scope_of(behind)
+        scope.unpack([self._made.blocks[made], *roots])
+        first = f"block_number(spot.base, own_sizes[{self._numbers[made]}])"
+        return scope, f"{first} + k", behind
+
+    def _per_block(self, step: nodes.Sweep) -> None:
+        """A sweep with an element per block, by the thread that has reduced the block."""
+        of = self._made.fields[step.writes[0].field]
+        made = [var for var, block in self._made.blocks.items() if block == of][-1]
+        parts = [part_of(write.value) for write in step.writes]
+        scope, at, behind = self._begin_block(made, parts)
+        done: list[str] = []
+        for write, part in zip(step.writes, parts, strict=True):
+            kind = element(write.value.type)
+            statements, text = scope.element(part, kind, at)
+            number, bits = scope.names.of(part.position), scope.bits(kind)
+            function = f"store_float({text}, " if kind == FLOAT else f"store_code({text}, {bits}, "
+            to = f"body + layout.offset[{write.field}] + {number} * {int(bits) // 8}"
+            done += [line for line in [*statements, f"{function}{to});"] if line not in done]
+        behind.add(*done)
+        behind.close()
 
 
 def _of_blocks(number: int) -> str:

@@ -18,7 +18,7 @@
 #define __host__
 #define __device__
 #define __forceinline__ inline
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 
 struct Dim {
   unsigned x = 0;

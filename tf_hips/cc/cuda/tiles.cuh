@@ -12,6 +12,18 @@
 namespace tf_hips {
 namespace cuda {
 
+// Of a loop that has few turns.
+#ifdef __CUDACC__
+#define TF_HIPS_ROLLED _Pragma("unroll 1")
+#else
+#define TF_HIPS_ROLLED
+#endif
+
+// A kernel of a chain, which has more to do between barriers than memory: 12 blocks of threads at a
+// time hide that.
+#define TF_HIPS_TILE_KERNEL \
+  [[maybe_unused]] static __global__ void __launch_bounds__(::tf_hips::cuda::kThreads, 12)
+
 // Eight floats of each thread that stay from phase to phase: in registers on a GPU. All indexes
 // must be known to the compiler once loops are unrolled.
 struct Eights {
@@ -39,6 +51,36 @@ __device__ __forceinline__ float summed(float sum, float decoded) {
   return is_rest ? taken(sum, decoded) : sum + decoded;
 }
 
+// Of kernels that are compiled for each value of a parameter: it is not known.
+constexpr int kAnyWidth = 0;
+
+// What a function makes of codes below 32: each thread of a warp computes it for one of them, and
+// all ask for what they need. `kBits`: of codes; kAnyWidth, if it is not known.
+template <int kBits, typename Function>
+struct Table {
+#ifdef __CUDA_ARCH__
+  float low, high;
+  __device__ __forceinline__ explicit Table(const Function& function) {
+    low = function(kBits == 1 ? 0 : threadIdx.x % 32);
+    high = kBits == 1 ? function(1) : 0.0f;
+  }
+  // All threads of a warp must call it.
+  __device__ __forceinline__ float operator()(uint32_t code) const {
+    if constexpr (kBits == 1) return code != 0 ? high : low;
+    return __shfl_sync(~0u, low, static_cast<int>(code));
+  }
+#else
+  const Function& function;
+  __device__ explicit Table(const Function& of) : function(of) {}
+  __device__ float operator()(uint32_t code) const { return function(code); }
+#endif
+};
+
+template <int kBits, typename Function>
+__device__ __forceinline__ Table<kBits, Function> table_of(const Function& function) {
+  return Table<kBits, Function>(function);
+}
+
 // A tile with room for four words behind each 32: threads that read or write elements 1, 8 or 64
 // apart at once, or four neighbours each, use different banks, and a thread's eight are at distances
 // that are known.
@@ -50,20 +92,38 @@ __device__ __forceinline__ void keep_padded(const float (&values)[kEach], int t,
   keep8(values, tile + padded(kEach * t));
 }
 
-// The stages of strides kApart, 2 * kApart and 4 * kApart of eight elements kApart from each other.
+// One stage of eight elements, of which those that are `width` places apart are a pair.
+__device__ __forceinline__ void stage_of_eight(float (&x)[kEach], int width) {
+  TF_HIPS_UNROLL
+  for (int u = 0; u < kEach; ++u) {
+    if ((u & width) != 0) continue;
+    const float a = x[u], b = x[u + width];
+    x[u] = a + b;
+    x[u + width] = a - b;
+  }
+}
+
+// The stages of strides kApart, 2 * kApart and 4 * kApart of eight elements kApart from each other,
+// as far as blocks have them. All of them without a question in between, where values would have to
+// be where the next stage, or none, finds them.
 template <int kApart>
 __device__ __forceinline__ void stages_of_eight(float (&x)[kEach], int block) {
-  TF_HIPS_UNROLL
-  for (int width = 1; width < kEach; width *= 2) {
-    if (kApart * width >= block) break;
+  if (kApart == 1 || block >= 8 * kApart) {  // they have 16 elements at least
     TF_HIPS_UNROLL
-    for (int u = 0; u < kEach; ++u) {
-      if ((u & width) != 0) continue;
-      const float a = x[u], b = x[u + width];
-      x[u] = a + b;
-      x[u + width] = a - b;
-    }
+    for (int width = 1; width < kEach; width *= 2) stage_of_eight(x, width);
+  } else {
+    if (block > kApart) stage_of_eight(x, 1);
+    if (block > 2 * kApart) stage_of_eight(x, 2);
   }
+}
+
+// a + b, or a - b; `sign`: 1 or -1. One instruction: the product is exact, and the sum is rounded.
+TF_HIPS_INLINE float add_signed(float a, float b, float sign) {
+#ifdef __CUDA_ARCH__
+  return __fmaf_rn(b, sign, a);
+#else
+  return sign > 0.0f ? a + b : a - b;
+#endif
 }
 
 // hadamard_scale, without a loop.
@@ -85,7 +145,7 @@ __device__ __forceinline__ void hadamard_begin(float (&x)[kEach], int t, int cou
     stages_of_eight<1>(x, block);
     keep_padded(x, t, tile);
   } else {
-    hadamard_first(x, t, count, block, tile);
+    keep8(x, tile + kEach * t);
   }
 }
 
@@ -104,13 +164,13 @@ __device__ __forceinline__ void hadamard_pass(float* tile, int first, int block)
 // All others; each thread gets its own eight. In phases; all threads must call it.
 __device__ __forceinline__ void hadamard_end(float* tile, int count, int block, Eights& out) {
   if (count < kTile) {
-    hadamard_rest(tile, count, block);
-    TF_HIPS_PHASE(t) { hadamard_take(tile, t, count, block, out.of(t)); }
+    hadamard_tile(tile, count, block);
+    TF_HIPS_PHASE(t) { take8(tile + kEach * t, out.of(t)); }
     return;
   }
-  TF_HIPS_PHASE(t) { hadamard_pass<8>(tile, t % 8 + t / 8 * 64, block); }
+  TF_HIPS_PHASE(t) { hadamard_pass<8>(tile, (t & 7) | t >> 3 << 6, block); }
   if (block > 64) {
-    TF_HIPS_PHASE(t) { hadamard_pass<64>(tile, t % 64 + t / 64 * 512, block); }
+    TF_HIPS_PHASE(t) { hadamard_pass<64>(tile, (t & 63) | t >> 6 << 9, block); }
   }
   const float scale = scale_of_block(block);
   TF_HIPS_PHASE(t) {
@@ -120,10 +180,12 @@ __device__ __forceinline__ void hadamard_end(float* tile, int count, int block, 
     } else {
       // The last stage: the other one of each pair is read, too.
       float y[kEach];
-      take8(tile + padded(kEach * (t % 64)), x);
-      take8(tile + padded(kEach * (t % 64) + kTile / 2), y);
+      const float* const first = tile + padded(kEach * (t & 63));
+      take8(first, x);
+      take8(first + padded(kTile / 2), y);
+      const float sign = t < kThreads / 2 ? 1.0f : -1.0f;
       TF_HIPS_UNROLL
-      for (int u = 0; u < kEach; ++u) x[u] = t < kThreads / 2 ? x[u] + y[u] : x[u] - y[u];
+      for (int u = 0; u < kEach; ++u) x[u] = add_signed(x[u], y[u], sign);
     }
     TF_HIPS_UNROLL
     for (int u = 0; u < kEach; ++u) out.of(t)[u] = x[u] * scale;
@@ -142,6 +204,7 @@ TF_HIPS_INLINE float fold_padded(const float* tile, int first, int rows, int lan
     }
     return value;
   }
+  TF_HIPS_ROLLED
   for (int row = 1; row < rows; ++row) value = Reducer::fold(value, at[padded(kLanes * row)]);
   return value;
 }
@@ -152,20 +215,21 @@ TF_HIPS_INLINE float fold_padded(const float* tile, int first, int rows, int lan
 template <typename Reducer, typename Done>
 __device__ __forceinline__ void reduce_padded(const float* tile, int count, int block, float init,
                                               const Done& done) {
-  const int rows = block / kLanes;
+  const int rows = block >> 4;  // of 16 lanes
   const int all = static_cast<int>(block_number(count + block - 1, block)) * kLanes;
 #ifdef __CUDACC__
   TF_HIPS_PHASE(t) {
-    for (int k = t; k - t % 32 < all; k += kThreads) {
+    TF_HIPS_ROLLED
+    for (int k = t; (k & ~31) < all; k += kThreads) {
       float value = Reducer::neutral();
-      if (k < all) value = fold_padded<Reducer>(tile, k / kLanes * rows, rows, k % kLanes);
+      if (k < all) value = fold_padded<Reducer>(tile, (k >> 4) * rows, rows, k & 15);
 #ifdef __CUDA_ARCH__
       TF_HIPS_UNROLL
       for (int apart = kLanes / 2; apart > 0; apart /= 2) {
         value = Reducer::fold(value, __shfl_down_sync(~0u, value, apart, kLanes));
       }
 #endif
-      if (k < all && k % kLanes == 0) done(k / kLanes, Reducer::fold(init, value));
+      if (k < all && (k & 15) == 0) done(k >> 4, Reducer::fold(init, value));
     }
   }
 #else
@@ -183,14 +247,38 @@ __device__ __forceinline__ void reduce_padded(const float* tile, int count, int 
 #endif
 }
 
-// The same of what largest_near has found.
+// As largest_near, with fewer questions.
+TF_HIPS_INLINE float largest_of(const float (&values)[kEach], [[maybe_unused]] int block) {
+  float largest = values[0];
+  TF_HIPS_UNROLL
+  for (int u = 1; u < kEach; ++u) largest = bounded_max(largest, values[u]);
+#ifdef __CUDA_ARCH__
+  const int apart = block < kNear * kEach ? block / kEach : kNear;
+  if (apart == kNear) {
+    TF_HIPS_UNROLL
+    for (int k = 1; k < kNear; k *= 2) {
+      largest = bounded_max(largest, __shfl_xor_sync(~0u, largest, k));
+    }
+  } else {
+    TF_HIPS_ROLLED
+    for (int k = 1; k < apart; k *= 2) {
+      largest = bounded_max(largest, __shfl_xor_sync(~0u, largest, k));
+    }
+  }
+#endif
+  return largest;
+}
+
+// The same of what largest_of has found.
 template <typename Reducer, typename Done>
 __device__ __forceinline__ void reduce_found(const float* found, int count, int block, float init,
                                              const Done& done) {
   const int blocks = static_cast<int>(block_number(count + block - 1, block));
   TF_HIPS_PHASE(t) {
+    TF_HIPS_ROLLED
     for (int k = t; k < blocks; k += kThreads) {
       float value = init;
+      TF_HIPS_ROLLED
       for (int j = 0; j < block / kEach; j += kNear) {
         value = Reducer::fold(value, found[k * (block / kEach) + j]);
       }
