@@ -365,9 +365,22 @@ class Scope:
         ]
         return part, value, lines
 
+    def _is_bit(self, expr: nodes.Expr) -> bool:
+        found = self._ranges(expr) if expr.type == INT else None
+        return found is not None and found.is_within(0, 1)
+
     def _value(self, part: nodes.Elementwise, value: nodes.Expr) -> str:
         """C++ for what a part computes; of a code that no float can be too large for, plainly."""
         match value:
+            case nodes.Select(
+                condition=nodes.Convert(operand=bit),
+                yes=nodes.Unary(op="-", operand=turned),
+                no=same,
+            ) if value.type == FLOAT and turned == same and self._is_bit(bit):
+                sign = self._narrow(bit)
+                if sign is not None:
+                    return f"sign_turned({self.c(same)}, {sign.text})"
+                return self.c(value)
             case nodes.Convert(type=UInt() as kind, operand=operand) if (
                 operand.type == FLOAT and never_above_top(part, value, self._ranges)
             ):

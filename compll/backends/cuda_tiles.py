@@ -450,49 +450,65 @@ class Tiles:
                 return number
         number = len(self._shared)
         self._shared.append(value)
-        scope, at, behind = self._begin_block(made, [value])
-        here = nodes.Var("number", INT, value.span)
-        behind.add(f"[[maybe_unused]] const int64_t {scope.names.of(here)} = {at};")
-
-        def change(expr: nodes.Expr) -> nodes.Expr:
-            if block_of(expr, value.position, self._side.program.blocks) is not None:
-                return nodes.Ref(INT, expr.span, here)
-            return changed(expr, change)
-
-        lets = [dataclasses.replace(let, value=change(let.value)) for let in value.lets]
-        behind.add(*map(scope.c.let, lets))
-        behind.add(f"own_lets[{_of_blocks(number)} + k] = {scope.c(change(value.value))};")
+        [value], scope, behind = self._begin_block(made, [value])
+        behind.add(*map(scope.c.let, value.lets))
+        behind.add(f"own_lets[{_of_blocks(number)} + k] = {scope.c(value.value)};")
         behind.close()
         return number
 
     def _begin_block(
-        self, made: nodes.Var, roots: Sequence[nodes.Expr]
-    ) -> tuple[Scope, str, Lines]:
+        self, made: nodes.Var, parts: Sequence[nodes.Elementwise]
+    ) -> tuple[list[nodes.Elementwise], Scope, Lines]:
         """Begins what the thread that has reduced a block does then.
 
         Args:
             made: what it is reduced to, the last that is read.
-            roots: what is computed.
+            parts: what is computed, of any element of the block, or of the block.
 
-        Returns: a scope; C++ for the number of the block in the chunk; where statements go.
+        Returns: what is computed, of the block's number; a scope; where statements go.
         """
+        here = nodes.Var("number", INT, made.span)
+        values: dict[nodes.Var, nodes.Var] = {}
+        known = self._side.program.blocks
+
+        def of(part: nodes.Elementwise) -> nodes.Elementwise:
+            def change(expr: nodes.Expr) -> nodes.Expr:
+                if isinstance(expr, nodes.Index) and isinstance(expr.array, nodes.Ref):
+                    var = expr.array.var
+                    if var in self._made.blocks:
+                        value = values.setdefault(var, nodes.Var(var.name, FLOAT, var.span))
+                        return nodes.Ref(FLOAT, expr.span, value)
+                is_number = isinstance(expr, nodes.Ref) and expr.var is part.position
+                if is_number or block_of(expr, part.position, known) is not None:
+                    return nodes.Ref(INT, expr.span, here)
+                return changed(expr, change)
+
+            lets = tuple(dataclasses.replace(let, value=change(let.value)) for let in part.lets)
+            return dataclasses.replace(part, lets=lets, value=change(part.value))
+
+        changed_parts = [of(part) for part in parts]
         behind = self._behind[made]
         behind.open("{")
         scope = self._kernels.scope_of(behind)
-        scope.unpack([self._made.blocks[made], *roots])
+        scope.unpack(changed_parts)
         first = f"block_number(spot.base, own_sizes[{self._numbers[made]}])"
-        return scope, f"{first} + k", behind
+        behind.add(f"[[maybe_unused]] const int64_t {scope.names.of(here)} = {first} + k;")
+        for var, value in values.items():
+            at = _of_blocks(self._numbers[var])
+            behind.add(f"const float {scope.names.of(value)} = own_made[{at} + k];")
+        return changed_parts, scope, behind
 
     def _per_block(self, step: nodes.Sweep) -> None:
         """A sweep with an element per block, by the thread that has reduced the block."""
         of = self._made.fields[step.writes[0].field]
         made = [var for var, block in self._made.blocks.items() if block == of][-1]
         parts = [part_of(write.value) for write in step.writes]
-        scope, at, behind = self._begin_block(made, parts)
+        first = f"block_number(spot.base, own_sizes[{self._numbers[made]}])"
+        parts, scope, behind = self._begin_block(made, parts)
         done: list[str] = []
         for write, part in zip(step.writes, parts, strict=True):
             kind = element(write.value.type)
-            statements, text = scope.element(part, kind, at)
+            statements, text = scope.element(part, kind, f"{first} + k")
             number, bits = scope.names.of(part.position), scope.bits(kind)
             function = f"store_float({text}, " if kind == FLOAT else f"store_code({text}, {bits}, "
             to = f"body + layout.offset[{write.field}] + {number} * {int(bits) // 8}"
