@@ -301,7 +301,7 @@ class Scope:
         if turned is not None and self._is_loaded(vector) and var not in self.tiles:
             name = self.tiles[var] = self.names.fresh(f"{var.name}_tile")
             if vector.form == "tile":
-                lines.add(f"const float (&{name})[kEach] = {vector.pointer}.of(t);")
+                lines.add(f"const float (&{name})[kEach] = {vector.pointer}.eight_of(t);")
                 return
             lines.add(f"{kind} {name}[8];")
             if vector.form == "gradient":

@@ -324,7 +324,7 @@ class Selections:
         add(
             "Eights own_eight;",
             f"hadamard_end({tile}, {count}, {block}, own_eight);",
-            f"TF_HIPS_PHASE(t) {{ keep8(own_eight.of(t), {to} + kEach * t); }}",
+            f"TF_HIPS_PHASE(t) {{ keep8(own_eight.eight_of(t), {to} + kEach * t); }}",
         )
         self.lines.close()
         kernels.end()

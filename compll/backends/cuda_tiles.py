@@ -106,13 +106,13 @@ class Tiles:
         add("Eights own_sum;")
         self._each_of_out(
             "if (is_rest && sums != nullptr) {",
-            "  take8(sums + kEach * t, own_sum.of(t));",
+            "  take8(sums + kEach * t, own_sum.eight_of(t));",
             "} else if (is_rest || call.mode != TF_HIPS_SET) {",
-            "  load8<is_full>(out, first, n, own_sum.of(t));",
+            "  load8<is_full>(out, first, n, own_sum.eight_of(t));",
             "} else {",
             # What changes no number that is added to it, zeros of both signs included.
             "  TF_HIPS_UNROLL",
-            "  for (int u = 0; u < kEach; ++u) own_sum.of(t)[u] = -0.0f;",
+            "  for (int u = 0; u < kEach; ++u) own_sum.eight_of(t)[u] = -0.0f;",
             "}",
         )
         add("const int32_t num = is_rest ? 1 : call.rows.num;")
@@ -124,7 +124,7 @@ class Tiles:
         self._lines.close()
         # Only here: to wait for the report before anything is read would cost as much again.
         self._lines.open("if (is_rest || is_fine(call)) {")
-        self._each_of_out("put8<is_full>(own_sum.of(t), first, n, out);")
+        self._each_of_out("put8<is_full>(own_sum.eight_of(t), first, n, out);")
         self._lines.close()
         self._lines.close()
         self._declare(made)
@@ -224,10 +224,10 @@ class Tiles:
         if not is_in_order(part, gradient):
             return self._kernels.sum_lines([part])
         if self._has_loaded:
-            return Gradient("own_in.again(t", ())
+            return Gradient("own_in.load_eight(t", ())
         self._has_loaded = True
         found = self._kernels.sum_lines([part])
-        return dataclasses.replace(found, after="own_in.keep(t, {tile});")
+        return dataclasses.replace(found, after="own_in.keep_eight(t, {tile});")
 
     def _hadamard(
         self, step: nodes.Store, value: nodes.Hadamard, loop: int, left: Sequence[nodes.Step]
@@ -252,7 +252,7 @@ class Tiles:
         if self._is_read(step.var, left):
             member = kernels.array("float", step.var.name, f"kTile * call.tiles[{loop}]")
             to = f"call.{member} + spot.chunk * call.{member}_room + spot.base + kEach * t"
-            add(f"TF_HIPS_PHASE(t) {{ keep8({own}.of(t), {to}); }}")
+            add(f"TF_HIPS_PHASE(t) {{ keep8({own}.eight_of(t), {to}); }}")
         self._lines.close()
         kernels.side.definitions.append(
             Definition(
@@ -370,7 +370,7 @@ class Tiles:
         item = Item(
             part,
             FLOAT,
-            ["float (&sum)[kEach] = own_sum.of(t);"],
+            ["float (&sum)[kEach] = own_sum.eight_of(t);"],
             lambda text: f"sum[u] = summed<is_rest>(sum[u], {text});",
             [],
         )

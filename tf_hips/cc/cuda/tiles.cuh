@@ -29,19 +29,19 @@ namespace cuda {
 struct Eights {
 #ifdef __CUDACC__
   float own[kEach];
-  __device__ __forceinline__ float (&of(int))[kEach] { return own; }
+  __device__ __forceinline__ float (&eight_of(int))[kEach] { return own; }
 #else
   float own[kThreads][kEach];
-  float (&of(int t))[kEach] { return own[t]; }
+  float (&eight_of(int t))[kEach] { return own[t]; }
 #endif
-  __device__ __forceinline__ void keep(int t, const float (&values)[kEach]) {
+  __device__ __forceinline__ void keep_eight(int t, const float (&values)[kEach]) {
     TF_HIPS_UNROLL
-    for (int u = 0; u < kEach; ++u) of(t)[u] = values[u];
+    for (int u = 0; u < kEach; ++u) eight_of(t)[u] = values[u];
   }
   // As load8 of what was loaded before.
-  __device__ __forceinline__ void again(int t, int64_t, int64_t, float (&out)[kEach]) {
+  __device__ __forceinline__ void load_eight(int t, int64_t, int64_t, float (&out)[kEach]) {
     TF_HIPS_UNROLL
-    for (int u = 0; u < kEach; ++u) out[u] = of(t)[u];
+    for (int u = 0; u < kEach; ++u) out[u] = eight_of(t)[u];
   }
 };
 
@@ -60,9 +60,9 @@ template <int kBits, typename Function>
 struct Table {
 #ifdef __CUDA_ARCH__
   float low, high;
-  __device__ __forceinline__ explicit Table(const Function& function) {
-    low = function(kBits == 1 ? 0 : threadIdx.x % 32);
-    high = kBits == 1 ? function(1) : 0.0f;
+  __device__ __forceinline__ explicit Table(const Function& made_by) {
+    low = made_by(kBits == 1 ? 0 : threadIdx.x % 32);
+    high = kBits == 1 ? made_by(1) : 0.0f;
   }
   // All threads of a warp must call it.
   __device__ __forceinline__ float operator()(uint32_t code) const {
@@ -70,15 +70,15 @@ struct Table {
     return __shfl_sync(~0u, low, static_cast<int>(code));
   }
 #else
-  const Function& function;
-  __device__ explicit Table(const Function& of) : function(of) {}
-  __device__ float operator()(uint32_t code) const { return function(code); }
+  const Function& made_by;
+  __device__ explicit Table(const Function& made) : made_by(made) {}
+  __device__ float operator()(uint32_t code) const { return made_by(code); }
 #endif
 };
 
 template <int kBits, typename Function>
-__device__ __forceinline__ Table<kBits, Function> table_of(const Function& function) {
-  return Table<kBits, Function>(function);
+__device__ __forceinline__ Table<kBits, Function> table_of(const Function& made_by) {
+  return Table<kBits, Function>(made_by);
 }
 
 // A tile with room for four words behind each 32: threads that read or write elements 1, 8 or 64
@@ -165,7 +165,7 @@ __device__ __forceinline__ void hadamard_pass(float* tile, int first, int block)
 __device__ __forceinline__ void hadamard_end(float* tile, int count, int block, Eights& out) {
   if (count < kTile) {
     hadamard_tile(tile, count, block);
-    TF_HIPS_PHASE(t) { take8(tile + kEach * t, out.of(t)); }
+    TF_HIPS_PHASE(t) { take8(tile + kEach * t, out.eight_of(t)); }
     return;
   }
   TF_HIPS_PHASE(t) { hadamard_pass<8>(tile, (t & 7) | t >> 3 << 6, block); }
@@ -188,7 +188,7 @@ __device__ __forceinline__ void hadamard_end(float* tile, int count, int block, 
       for (int u = 0; u < kEach; ++u) x[u] = add_signed(x[u], y[u], sign);
     }
     TF_HIPS_UNROLL
-    for (int u = 0; u < kEach; ++u) out.of(t)[u] = x[u] * scale;
+    for (int u = 0; u < kEach; ++u) out.eight_of(t)[u] = x[u] * scale;
   }
 }
 
@@ -209,12 +209,12 @@ TF_HIPS_INLINE float fold_padded(const float* tile, int first, int rows, int lan
   return value;
 }
 
-// The reductions of blocks of `block` elements of a padded tile: one thread calls done(k, result)
+// The reductions of blocks of `block` elements of a padded tile: one thread calls end_of_block(k, result)
 // for each block k of `count` elements; values behind them are neutral. In phases; all threads must
 // call it.
 template <typename Reducer, typename Done>
 __device__ __forceinline__ void reduce_padded(const float* tile, int count, int block, float init,
-                                              const Done& done) {
+                                              const Done& end_of_block) {
   const int rows = block >> 4;  // of 16 lanes
   const int all = static_cast<int>(block_number(count + block - 1, block)) * kLanes;
 #ifdef __CUDACC__
@@ -229,7 +229,7 @@ __device__ __forceinline__ void reduce_padded(const float* tile, int count, int 
         value = Reducer::fold(value, __shfl_down_sync(~0u, value, apart, kLanes));
       }
 #endif
-      if (k < all && (k & 15) == 0) done(k >> 4, Reducer::fold(init, value));
+      if (k < all && (k & 15) == 0) end_of_block(k >> 4, Reducer::fold(init, value));
     }
   }
 #else
@@ -241,7 +241,7 @@ __device__ __forceinline__ void reduce_padded(const float* tile, int count, int 
   }
   TF_HIPS_PHASE(t) {
     for (int k = t; k < all / kLanes; k += kThreads) {
-      done(k, Reducer::fold(init, join_lanes<Reducer>(lanes + k * kLanes)));
+      end_of_block(k, Reducer::fold(init, join_lanes<Reducer>(lanes + k * kLanes)));
     }
   }
 #endif
@@ -272,7 +272,7 @@ TF_HIPS_INLINE float largest_of(const float (&values)[kEach], [[maybe_unused]] i
 // The same of what largest_of has found.
 template <typename Reducer, typename Done>
 __device__ __forceinline__ void reduce_found(const float* found, int count, int block, float init,
-                                             const Done& done) {
+                                             const Done& end_of_block) {
   const int blocks = static_cast<int>(block_number(count + block - 1, block));
   TF_HIPS_PHASE(t) {
     TF_HIPS_ROLLED
@@ -282,7 +282,7 @@ __device__ __forceinline__ void reduce_found(const float* found, int count, int 
       for (int j = 0; j < block / kEach; j += kNear) {
         value = Reducer::fold(value, found[k * (block / kEach) + j]);
       }
-      done(k, value);
+      end_of_block(k, value);
     }
   }
 }
