@@ -9,7 +9,7 @@ from compll.backends.cuda_side import Side, element, part_of, turned_by
 from compll.ir import nodes
 from compll.ir.blocks import block_of
 from compll.ir.sizes import blocks_in
-from compll.ir.types import FLOAT, INT, UInt
+from compll.ir.types import FLOAT, UInt
 from compll.ir.walk import free_vars, walk
 
 # What registers and shared memory have room for in one kernel: vectors of elements, of blocks, and
@@ -17,8 +17,6 @@ from compll.ir.walk import free_vars, walk
 _MAX_WHOLE = 2
 _MAX_BLOCKS = 4
 _MAX_WRITES = 3
-# Values of a parameter for each of which kernels are compiled.
-_MAX_WIDTHS = 4
 
 
 @dataclasses.dataclass
@@ -111,8 +109,9 @@ class Chain:
             var = expr.array.var
             if var in self.whole and turned_by(expr.index, part.position) is None:
                 return False
-            if var in self.blocks and block_of(expr.index, part.position, known) != (
-                self.blocks[var]
+            if (
+                var in self.blocks
+                and block_of(expr.index, part.position, known) != (self.blocks[var])
             ):
                 return False
         return True
@@ -136,20 +135,6 @@ class Chain:
 
     def _is_by_params(self, expr: nodes.Expr) -> bool:
         return free_vars(expr) <= {param.var for param in self.side.program.params}
-
-
-def width_of(program: nodes.Program) -> nodes.Param | None:
-    """A parameter that says how wide codes are, and has few values: kernels are made for each."""
-    kinds = [] if program.encode is None else [value.type for value in program.encode.fields]
-    if program.decode is not None:
-        kinds += [item.var.type for item in program.decode.fields]
-    for kind in map(element, kinds):
-        for param in program.params:
-            is_few = param.low >= 1 and param.high - param.low < _MAX_WIDTHS
-            if isinstance(kind, UInt) and isinstance(kind.bits, nodes.Expr) and is_few:
-                if param.var.type == INT and param.var in free_vars(kind.bits):
-                    return param
-    return None
 
 
 def chain(steps: Sequence[nodes.Step], side: Side) -> int:

@@ -20,15 +20,15 @@ cache.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from compll.backends.c_common import Lines, c_type, param_names
-from compll.backends.cuda_chain import width_of
+from compll.backends.c_common import Lines
 from compll.backends.cuda_reads import knows_tile, reads_own, takes_tile
 from compll.backends.cuda_reduce import Item
 from compll.backends.cuda_scope import Gradient, Scope
 from compll.backends.cuda_side import Definition, Side, kept_size, most_kept, reads
+from compll.backends.cuda_widths import grids_of, template_of, width_in, width_of
 from compll.ir import nodes
 from compll.ir.types import FLOAT
-from compll.ir.walk import free_vars, walk
+from compll.ir.walk import free_vars
 
 HEAD = (
     "[[maybe_unused]] const int64_t n = call.tensor.elements(spot.chunk);",
@@ -42,22 +42,12 @@ _SUM = Gradient("load_sum8<is_full>(gradient, residual, value", ("gradient", "re
 _AGAIN = Gradient("load_again8<is_full>(in, residual, value", ("in",))
 
 
-def grid_of(
-    name: str,
-    call: str,
-    *,
-    opening: str = "follow();",
-    body: str = "",
-    kind: str = "TF_HIPS_KERNEL",
-) -> list[str]:
-    """The kernel that does a function of blocks of threads by as many of them as are launched.
-
-    `body`: the function, if it is not called as the kernel is; `kind`: a macro.
-    """
+def grid_of(name: str, call: str, *, opening: str = "follow();") -> list[str]:
+    """The kernel that does a function of blocks of threads by as many of them as are launched."""
     return [
-        f"{kind} {name}_grid(const {call} call) {{",
+        f"TF_HIPS_KERNEL {name}_grid(const {call} call) {{",
         f"  {opening}",
-        f"  {body or name}(call, blockIdx.x);",
+        f"  {name}(call, blockIdx.x);",
         "}",
         "",
     ]
@@ -299,54 +289,21 @@ class Kernels:
         if self._has_sum:
             self._declare_sum()
         opening = "if (!call.is_just_checked) follow();" if self.waits_late else "follow();"
+        name, blocks = self._kernel, self._blocks
         if self.width is not None:
-            self._end_of_widths(self.width, opening)
+            leaves, program = self._leaves, self.side.program
+            self._template.add(template_of(leaves=leaves))
+            self.lines.add(*grids_of(name, self.call, program, self.width, opening, leaves=leaves))
+            inner = f"kAnyWidth{', true' if leaves else ''}"
+            alone = f"for (uint32_t k = 0; k < {blocks}; ++k) {name}<{inner}>(call, k);"
+            self.launches[-1] = Launch(f"launch_{name}(call, {blocks}, stream);", alone)
             return
         if not self._leaves:
-            self.lines.add(*grid_of(self._kernel, self.call, opening=opening))
+            self.lines.add(*grid_of(name, self.call, opening=opening))
             return
-        name, blocks = self._kernel, self._blocks
         self._template.add("template <bool leaves_rest>")
         self.lines.add(*_grids_of(name))
         alone = f"for (uint32_t k = 0; k < {blocks}; ++k) {name}<true>(call, k);"
-        self.launches[-1] = Launch(f"launch_{name}(call, {blocks}, stream);", alone)
-
-    def _end_of_widths(self, width: nodes.Param, opening: str) -> None:
-        """The kernels for each value of a parameter, and for calls with a residual and without."""
-        name, blocks = self._kernel, self._blocks
-        more = ", bool leaves_rest" if self._leaves else ""
-        self._template.add(f"template <int kWidth{more}>")
-        rest, kinds = "call.residual != nullptr", [("", "false", "")]
-        if self._leaves:
-            kinds = [("", "false", f" && !({rest})"), ("_rest", "true", f" && {rest}")]
-        value = f"call.params.{param_names(self.side.program)[width.var]}"
-        launches = []
-        for kind, leaves, condition in kinds:
-            inner = f"kWidth, {leaves}" if self._leaves else "kWidth"
-            self.lines.add(
-                "template <int kWidth>",
-                *grid_of(
-                    f"{name}{kind}",
-                    self.call,
-                    opening=opening,
-                    body=f"{name}<{inner}>",
-                    kind="TF_HIPS_TILE_KERNEL",
-                ),
-            )
-            launches += [
-                f"if ({value} == {number}{condition}) "
-                f"TF_HIPS_FOLLOW({name}{kind}_grid<{number}>, blocks, kThreads, stream, call);"
-                for number in range(int(width.low), int(width.high) + 1)
-            ]
-        self.lines.open(
-            f"inline void launch_{name}(const {self.call}& call, int64_t blocks, "
-            "cudaStream_t stream) {"
-        )
-        self.lines.add(*launches)
-        self.lines.close()
-        self.lines.add("")
-        inner = "kAnyWidth, true" if self._leaves else "kAnyWidth"
-        alone = f"for (uint32_t k = 0; k < {blocks}; ++k) {name}<{inner}>(call, k);"
         self.launches[-1] = Launch(f"launch_{name}(call, {blocks}, stream);", alone)
 
     def _declare_sum(self) -> None:
@@ -379,11 +336,16 @@ class Kernels:
         """New variables of the kernel that is being written."""
         scope = Scope(self.side, lines)
         if self.width is not None:
-            name = f"call.params.{param_names(self.side.program)[self.width.var]}"
-            scope.fixed = {self.width.var: f"kWidth != kAnyWidth ? kWidth : {name}"}
+            scope.fixed = {self.width.var: width_in(self.side.program, self.width)}
         return scope
 
-    def _knows_header(self, unknown: Sequence[nodes.Var] = ()) -> bool:
+    @property
+    def is_header_written(self) -> bool:
+        """Whether a kernel writes the header."""
+        return self._is_header_written
+
+    def knows_header(self, unknown: Sequence[nodes.Var] = ()) -> bool:
+        """Whether all that it needs is known, without what only later kernels may read."""
         known = self.side.known() - set(unknown)
         return all(free_vars(value) <= known for _, value in self.header)
 
@@ -397,7 +359,7 @@ class Kernels:
 
         `unknown`: what only later kernels may read anywhere.
         """
-        if self.side.is_decode or self._is_header_written or not self._knows_header(unknown):
+        if self.side.is_decode or self._is_header_written or not self.knows_header(unknown):
             return
         self._is_header_written = True
         if in_tiles:
@@ -425,41 +387,6 @@ class Kernels:
         if self.side.is_decode or self._is_header_written:
             return
         self.begin("header", None)
-        self.write_header(in_tiles=False)
-        self.end()
-
-    def define_by_chunk(self, roots: Sequence[nodes.Expr]) -> None:
-        """What draws noise once a chunk, by one thread of it, as each thread would do it again.
-
-        That thread writes the header, too, without which no kernel could decode its own tile.
-
-        `roots`: what a later kernel computes.
-        """
-        drawn = [
-            made
-            for made in self.side.needed(roots)
-            if made.value is not None and any(isinstance(e, nodes.Random) for e in walk(made.value))
-        ]
-        values = [made.value for made in drawn if made.value is not None]
-        header = [] if self._is_header_written else [value for _, value in self.header]
-        lets = [made.value for made in self.side.needed([*values, *header]) if made.value]
-        if reads([*values, *header, *lets], self.side.gradient) or not self._knows_header():
-            return
-        if not drawn and (self.decoder is None or not header):
-            return
-        params = self.side.program.params
-        members = [self.scalar(made.var, c_type(made.var.type, params)) for made in drawn]
-        self.begin("chunk", None, besides=values)
-        scope = self.scope()
-        scope.unpack(values)
-        self.lines.open("TF_HIPS_PHASE(t) {")
-        self.lines.open("if (t == 0) {")
-        for made, value, member in zip(drawn, values, members, strict=True):
-            self.lines.add(f"call.scalars[spot.chunk].{member} = {scope.c(value)};")
-            number = self.side.definitions.index(made)
-            self.side.definitions[number] = Definition(made.var, "scalar", None, member)
-        for _ in range(3):
-            self.lines.close()
         self.write_header(in_tiles=False)
         self.end()
 

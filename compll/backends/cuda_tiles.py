@@ -16,15 +16,24 @@ by it. cuda_chain.py says which steps can be in such a kernel; others have kerne
 import dataclasses
 from collections.abc import Sequence
 
-from compll.backends.c_common import Lines, max_bits
+from compll.backends.c_common import Lines, c_type, max_bits
 from compll.backends.cuda_blocks import is_size
-from compll.backends.cuda_chain import Chain, width_of
+from compll.backends.cuda_chain import Chain
 from compll.backends.cuda_kernels import HEAD, HERE, ROWS, Kernels
 from compll.backends.cuda_reads import is_in_order, roots_of, size_of
 from compll.backends.cuda_reduce import Item
 from compll.backends.cuda_scope import Gradient, Scope
-from compll.backends.cuda_side import Definition, element, kept_size, most_kept, neutral, part_of, reads
+from compll.backends.cuda_side import (
+    Definition,
+    element,
+    kept_size,
+    most_kept,
+    neutral,
+    part_of,
+    reads,
+)
 from compll.backends.cuda_sweeps import Sweeps
+from compll.backends.cuda_widths import width_of
 from compll.ir import nodes
 from compll.ir.blocks import block_of
 from compll.ir.types import FLOAT, INT, UInt
@@ -69,7 +78,7 @@ class Tiles:
                     besides.append(value.block)
                 case nodes.Sweep():
                     parts += [part_of(write.value) for write in step.writes]
-        kernels.define_by_chunk(roots_of(steps))
+        self._define_by_chunk(roots_of(steps))
         kernels.width = width_of(side.program)
         kernels.begin("tile", loop, parts=parts, besides=besides)
         kernels.declare_tile()
@@ -141,6 +150,42 @@ class Tiles:
         kernels.end()
         kernels.width = None
         self._side.leave_kernel()
+
+    def _define_by_chunk(self, roots: Sequence[nodes.Expr]) -> None:
+        """What draws noise once a chunk, by one thread of it, as each thread would do it again.
+
+        That thread writes the header, too, without which no kernel could decode its own tile.
+
+        `roots`: what the kernel of the chain computes.
+        """
+        kernels, side = self._kernels, self._side
+        drawn = [
+            (made, made.value)
+            for made in side.needed(roots)
+            if made.value is not None and any(isinstance(e, nodes.Random) for e in walk(made.value))
+        ]
+        values = [value for _, value in drawn]
+        header = [] if kernels.is_header_written else [value for _, value in kernels.header]
+        lets = [made.value for made in side.needed([*values, *header]) if made.value is not None]
+        if reads([*values, *header, *lets], side.gradient) or not kernels.knows_header():
+            return
+        if not drawn and (kernels.decoder is None or not header):
+            return
+        params = side.program.params
+        members = [kernels.scalar(made.var, c_type(made.var.type, params)) for made, _ in drawn]
+        kernels.begin("chunk", None, besides=values)
+        scope = kernels.scope()
+        scope.unpack(values)
+        self._lines.open("TF_HIPS_PHASE(t) {")
+        self._lines.open("if (t == 0) {")
+        for (made, value), member in zip(drawn, members, strict=True):
+            self._lines.add(f"call.scalars[spot.chunk].{member} = {scope.c(value)};")
+            number = side.definitions.index(made)
+            side.definitions[number] = Definition(made.var, "scalar", None, member)
+        for _ in range(3):
+            self._lines.close()
+        kernels.write_header(in_tiles=False)
+        kernels.end()
 
     def _each_of_out(self, *statements: str) -> None:
         """A phase in which threads do something with their eight of the gradient."""
@@ -255,9 +300,7 @@ class Tiles:
             add(f"TF_HIPS_PHASE(t) {{ keep8({own}.eight_of(t), {to}); }}")
         self._lines.close()
         kernels.side.definitions.append(
-            Definition(
-                step.var, "tile", kept_size(step), member, most_kept(step), here=own
-            )
+            Definition(step.var, "tile", kept_size(step), member, most_kept(step), here=own)
         )
 
     def _reduce(
@@ -321,7 +364,9 @@ class Tiles:
                 return expr.var is part.position
             return isinstance(expr, nodes.Random) or any(map(uses_position, children(expr)))
 
-        return code if is_few and is_here and is_field and not any(map(uses_position, roots)) else None
+        return (
+            code if is_few and is_here and is_field and not any(map(uses_position, roots)) else None
+        )
 
     def _looked_up(self, scope: Scope, item: Item, code: nodes.Index, values: str) -> Item:
         """A loop over codes that asks for what each of them makes."""
@@ -332,9 +377,7 @@ class Tiles:
                 return nodes.Ref(code.type, code.span, var)
             return changed(expr, change)
 
-        lets = tuple(
-            dataclasses.replace(let, value=change(let.value)) for let in item.part.lets
-        )
+        lets = tuple(dataclasses.replace(let, value=change(let.value)) for let in item.part.lets)
         part = dataclasses.replace(item.part, lets=lets, value=change(item.part.value))
         function, table = scope.names.fresh("made_of"), scope.names.fresh("table")
         statements, text = scope.element(part, FLOAT, "0")
@@ -354,8 +397,10 @@ class Tiles:
             kind=code.type,
             before=before,
             # Asked for by all threads, whether they have the element or not.
-            sink=lambda text: f"const float {looked} = {table}({text}); "
-            f"{values}[u] = is_inside ? {looked} : 0.0f;",
+            sink=lambda text: (
+                f"const float {looked} = {table}({text}); "
+                f"{values}[u] = is_inside ? {looked} : 0.0f;"
+            ),
         )
 
     def _add_row(self, step: nodes.Step) -> None:
@@ -526,7 +571,8 @@ def _with_lets(
     part: nodes.Elementwise, lets: Sequence[nodes.Let], value: nodes.Expr
 ) -> nodes.Elementwise:
     """A value, with those lets that it needs."""
-    need, used = free_vars(value), []
+    need = free_vars(value)
+    used: list[nodes.Let] = []
     for let in reversed(lets):
         if let.var in need:
             used.insert(0, let)

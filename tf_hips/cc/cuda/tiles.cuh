@@ -81,6 +81,15 @@ __device__ __forceinline__ Table<kBits, Function> table_of(const Function& made_
   return Table<kBits, Function>(made_by);
 }
 
+// The number of a thread, of which nvcc does not know that it is that everywhere: in a loop it would
+// keep every address that follows from it in a register, until none is left for the loop.
+__device__ __forceinline__ int not_kept(int t) {
+#ifdef __CUDA_ARCH__
+  asm volatile("" : "+r"(t));
+#endif
+  return t;
+}
+
 // A tile with room for four words behind each 32: threads that read or write elements 1, 8 or 64
 // apart at once, or four neighbours each, use different banks, and a thread's eight are at distances
 // that are known.
@@ -143,7 +152,7 @@ __device__ __forceinline__ void hadamard_begin(float (&x)[kEach], int t, int cou
                                                float* tile) {
   if (count >= kTile) {
     stages_of_eight<1>(x, block);
-    keep_padded(x, t, tile);
+    keep_padded(x, not_kept(t), tile);
   } else {
     keep8(x, tile + kEach * t);
   }
@@ -168,19 +177,26 @@ __device__ __forceinline__ void hadamard_end(float* tile, int count, int block, 
     TF_HIPS_PHASE(t) { take8(tile + kEach * t, out.eight_of(t)); }
     return;
   }
-  TF_HIPS_PHASE(t) { hadamard_pass<8>(tile, (t & 7) | t >> 3 << 6, block); }
+  TF_HIPS_PHASE(t) {
+    const int k = not_kept(t);
+    hadamard_pass<8>(tile, (k & 7) | k >> 3 << 6, block);
+  }
   if (block > 64) {
-    TF_HIPS_PHASE(t) { hadamard_pass<64>(tile, (t & 63) | t >> 6 << 9, block); }
+    TF_HIPS_PHASE(t) {
+      const int k = not_kept(t);
+      hadamard_pass<64>(tile, (k & 63) | k >> 6 << 9, block);
+    }
   }
   const float scale = scale_of_block(block);
   TF_HIPS_PHASE(t) {
+    const int k = not_kept(t);
     float x[kEach];
     if (block <= kTile / 2) {
-      take8(tile + padded(kEach * t), x);
+      take8(tile + padded(kEach * k), x);
     } else {
       // The last stage: the other one of each pair is read, too.
       float y[kEach];
-      const float* const first = tile + padded(kEach * (t & 63));
+      const float* const first = tile + padded(kEach * (k & 63));
       take8(first, x);
       take8(first + padded(kTile / 2), y);
       const float sign = t < kThreads / 2 ? 1.0f : -1.0f;
