@@ -79,7 +79,7 @@ two_stages unless unpack8_by unpack_groups unpack_many_words unpack_stream unpac
 use used value_of warpSize with_bits within_groups word_of write_line write_prefix write_staged
 write_tile write_until xor_all
 add_signed eight_of end_of_block fold_padded hadamard_begin hadamard_end hadamard_pass keep_eight
-keep_padded largest_of load_eight made_by padded reduce_found reduce_padded scale_of_block
+keep_padded largest_of load_eight made_by not_kept padded reduce_found reduce_padded scale_of_block
 sign_turned stage_of_eight stages_of_eight summed table_of
 """
 RESERVED = frozenset((_KEYWORDS + _OWN + _RUNTIME).split())

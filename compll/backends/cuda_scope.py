@@ -179,7 +179,7 @@ class Scope:
             if item.var in need:
                 self._read_field(number, item)
         for made in used:
-            self._declare(made)
+            self.declare(made)
 
     def _kinds(self, roots: list[nodes.Expr], need: set[nodes.Var]) -> list[UInt]:
         kinds = [element(expr.type) for root in roots for expr in walk(root)]
@@ -213,7 +213,8 @@ class Scope:
         held = self.c.type(kind)
         self.lines.add(f"{_MAYBE}const {held} {name} = static_cast<{held}>({text});")
 
-    def _declare(self, made: Definition) -> None:
+    def declare(self, made: Definition) -> None:
+        """Makes a variable of what an earlier step has computed."""
         var, lines = made.var, self.lines
         name = self.names.of(var)
         if made.form == "let" and made.value is not None:

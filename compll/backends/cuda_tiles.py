@@ -83,8 +83,8 @@ class Tiles:
         kernels.begin("tile", loop, parts=parts, besides=besides)
         kernels.declare_tile()
         made = self._lines.later()
-        for step in steps:
-            self._step(step, loop, left)
+        for number, step in enumerate(steps, 1):
+            self._step(step, loop, left, steps[number:])
         self._declare(made)
         # What tiles have made is there for a header only when all of them are done.
         kernels.write_header(in_tiles=True, unknown=(*self._made.blocks, *self._made.whole))
@@ -124,15 +124,20 @@ class Tiles:
             "  for (int u = 0; u < kEach; ++u) own_sum.eight_of(t)[u] = -0.0f;",
             "}",
         )
-        add("const int32_t num = is_rest ? 1 : call.rows.num;")
+        add("const int32_t num = is_rest ? 1 : call.rows.num;", "const Spot& whole_spot = spot;")
         self._lines.open("for (int32_t row = 0; row < num; ++row) {")
+        add("const Spot spot = not_kept(whole_spot);")
         add("[[maybe_unused]] const uint8_t* const body = call.rows.row[row] + at;")
+        # What the last step reads of the header is asked for before the first has its barriers.
+        last = kernels.scope()
+        last.unpack(roots_of(steps[-1:]))
         for step in steps[:-1]:
-            self._step(step, loop, ())
-        self._add_row(steps[-1])
+            self._step(step, loop)
+        self._add_row(steps[-1], last)
         self._lines.close()
         # Only here: to wait for the report before anything is read would cost as much again.
         self._lines.open("if (is_rest || is_fine(call)) {")
+        add("const Spot spot = not_kept(whole_spot);")
         self._each_of_out("put8<is_full>(own_sum.eight_of(t), first, n, out);")
         self._lines.close()
         self._lines.close()
@@ -212,14 +217,21 @@ class Tiles:
 
     # Steps.
 
-    def _step(self, step: nodes.Step, loop: int, left: Sequence[nodes.Step]) -> None:
+    def _step(
+        self,
+        step: nodes.Step,
+        loop: int,
+        left: Sequence[nodes.Step] = (),
+        after: Sequence[nodes.Step] = (),
+    ) -> None:
+        """One step. `left`: those behind the chain; `after`: those of it that are behind this."""
         match step:
             case nodes.Let():
                 self._kernels.define(step.var, "let", step.value)
             case nodes.Store(value=nodes.Hadamard() as value):
                 self._hadamard(step, value, loop, left)
             case nodes.Store(value=nodes.BlockReduce() as value):
-                self._reduce(step, value, loop, left)
+                self._reduce(step, value, loop, left, is_open=self._is_open(step.var, after))
             case nodes.Sweep(size=size) if size == size_of(self._side.gradient):
                 writes = []
                 given: dict[nodes.Var, str] = {}
@@ -233,6 +245,16 @@ class Tiles:
                 self._per_block(step)
             case _:
                 raise TypeError(f"`step` must be of a chain. Received: {step!r}")
+
+    def _is_open(self, var: nodes.Var, after: Sequence[nodes.Step]) -> bool:
+        """Whether other threads can go on before a block is reduced: they don't need it.
+
+        Nor do they write what is being reduced, and a barrier comes before anything else does.
+        """
+        size = size_of(self._side.gradient)
+        whole = [step for step in after if isinstance(step, nodes.Sweep) and step.size == size]
+        has_store = any(isinstance(step, nodes.Store) for step in after)
+        return bool(whole) and not has_store and not reads(roots_of(whole), var)
 
     def _is_read(self, var: nodes.Var, left: Sequence[nodes.Step]) -> bool:
         """Whether later steps, or the header, need a vector."""
@@ -304,7 +326,13 @@ class Tiles:
         )
 
     def _reduce(
-        self, step: nodes.Store, value: nodes.BlockReduce, loop: int, left: Sequence[nodes.Step]
+        self,
+        step: nodes.Store,
+        value: nodes.BlockReduce,
+        loop: int,
+        left: Sequence[nodes.Step],
+        *,
+        is_open: bool,
     ) -> None:
         kernels, add = self._kernels, self._lines.add
         scope, part, elements, (block, count) = self._tile(value)
@@ -324,15 +352,17 @@ class Tiles:
         add(f"own_sizes[{number}] = {block};")
         kernels.each(scope, part.size, self._gradient(part), elements, [item])
         function, at = "reduce_found" if is_of_sizes else "reduce_padded", _of_blocks(number)
+        is_kept = self._is_read(step.var, left)
+        word = "true" if is_open and not is_kept else "false"
         self._lines.open(
-            f"{function}<{reducer}>(own_tile, {count}, {block}, {scope.c(value.init)}, "
+            f"{function}<{reducer}, {word}>(own_tile, {count}, {block}, {scope.c(value.init)}, "
             "[&](int k, float result) {"
         )
         add(f"own_made[{at} + k] = result;")
         self._behind[step.var] = self._lines.later()
         self._lines.close("});")
         member = ""
-        if self._is_read(step.var, left):
+        if is_kept:
             member = kernels.array("float", step.var.name, f"(kTile / kLanes) * call.tiles[{loop}]")
             to = f"call.{member} + spot.chunk * call.{member}_room"
             add(
@@ -403,13 +433,14 @@ class Tiles:
             ),
         )
 
-    def _add_row(self, step: nodes.Step) -> None:
-        """The last sweep of a decode."""
+    def _add_row(self, step: nodes.Step, scope: Scope) -> None:
+        """The last sweep of a decode, in a scope that knows all but what the chain has made."""
         if not isinstance(step, nodes.Sweep):
             raise TypeError(f"`step` must be a sweep. Received: {step!r}")
         part = part_of(step.writes[0].value)
-        scope = self._kernels.scope()
-        scope.unpack([step.size, part])
+        for made in self._side.needed([part]):
+            if made.var in self._made.whole:
+                scope.declare(made)
         elements = scope.names.fresh("elements")
         self._lines.add(f"const int64_t {elements} = {scope.c(step.size)};")
         item = Item(

@@ -12,6 +12,8 @@ from compll.ir.types import INT, UInt
 from compll.ir.walk import free_vars
 
 _MAX_WIDTHS = 4
+# Blocks of threads that a multiprocessor must have room for at a time: as many as registers allow.
+_BLOCKS = {("EncodeCall", ""): 12, ("EncodeCall", "_rest"): 10, ("DecodeCall", ""): 10}
 
 
 def width_of(program: nodes.Program) -> nodes.Param | None:
@@ -61,7 +63,7 @@ def grids_of(
             continue
         lines += [
             "template <int kWidth>",
-            f"TF_HIPS_TILE_KERNEL {name}{kind}_grid(const {call} call) {{",
+            f"TF_HIPS_TILE_KERNEL({_BLOCKS[call, kind]}) {name}{kind}_grid(const {call} call) {{",
             f"  {opening}",
             f"  {name}<{inner}>(call, blockIdx.x);",
             "}",

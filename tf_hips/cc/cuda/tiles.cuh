@@ -19,10 +19,17 @@ namespace cuda {
 #define TF_HIPS_ROLLED
 #endif
 
-// A kernel of a chain, which has more to do between barriers than memory: 12 blocks of threads at a
-// time hide that.
-#define TF_HIPS_TILE_KERNEL \
-  [[maybe_unused]] static __global__ void __launch_bounds__(::tf_hips::cuda::kThreads, 12)
+// A kernel of a chain, which waits at many barriers: so many blocks of threads at a time hide that.
+#define TF_HIPS_TILE_KERNEL(blocks) \
+  [[maybe_unused]] static __global__ void __launch_bounds__(::tf_hips::cuda::kThreads, blocks)
+
+// A phase without a barrier: what it leaves is read behind that of a later one.
+#ifdef __CUDACC__
+#define TF_HIPS_OPEN_PHASE(t) \
+  for (int t = static_cast<int>(threadIdx.x), t##_left = 1; t##_left != 0; t##_left = 0)
+#else
+#define TF_HIPS_OPEN_PHASE TF_HIPS_PHASE
+#endif
 
 // Eight floats of each thread that stay from phase to phase: in registers on a GPU. All indexes
 // must be known to the compiler once loops are unrolled.
@@ -88,6 +95,10 @@ __device__ __forceinline__ int not_kept(int t) {
   asm volatile("" : "+r"(t));
 #endif
   return t;
+}
+
+__device__ __forceinline__ Spot not_kept(const Spot& spot) {
+  return {spot.chunk, not_kept(spot.base)};
 }
 
 // A tile with room for four words behind each 32: threads that read or write elements 1, 8 or 64
@@ -227,14 +238,14 @@ TF_HIPS_INLINE float fold_padded(const float* tile, int first, int rows, int lan
 
 // The reductions of blocks of `block` elements of a padded tile: one thread calls end_of_block(k, result)
 // for each block k of `count` elements; values behind them are neutral. In phases; all threads must
-// call it.
-template <typename Reducer, typename Done>
+// call it. `is_open`: without a barrier at the end.
+template <typename Reducer, bool is_open, typename Done>
 __device__ __forceinline__ void reduce_padded(const float* tile, int count, int block, float init,
                                               const Done& end_of_block) {
   const int rows = block >> 4;  // of 16 lanes
   const int all = static_cast<int>(block_number(count + block - 1, block)) * kLanes;
 #ifdef __CUDACC__
-  TF_HIPS_PHASE(t) {
+  TF_HIPS_OPEN_PHASE(t) {
     TF_HIPS_ROLLED
     for (int k = t; (k & ~31) < all; k += kThreads) {
       float value = Reducer::neutral();
@@ -248,6 +259,7 @@ __device__ __forceinline__ void reduce_padded(const float* tile, int count, int 
       if (k < all && (k & 15) == 0) end_of_block(k >> 4, Reducer::fold(init, value));
     }
   }
+  if constexpr (!is_open) __syncthreads();
 #else
   float lanes[kTile];
   TF_HIPS_PHASE(t) {
@@ -286,11 +298,11 @@ TF_HIPS_INLINE float largest_of(const float (&values)[kEach], [[maybe_unused]] i
 }
 
 // The same of what largest_of has found.
-template <typename Reducer, typename Done>
+template <typename Reducer, bool is_open, typename Done>
 __device__ __forceinline__ void reduce_found(const float* found, int count, int block, float init,
                                              const Done& end_of_block) {
   const int blocks = static_cast<int>(block_number(count + block - 1, block));
-  TF_HIPS_PHASE(t) {
+  TF_HIPS_OPEN_PHASE(t) {
     TF_HIPS_ROLLED
     for (int k = t; k < blocks; k += kThreads) {
       float value = init;
@@ -301,6 +313,9 @@ __device__ __forceinline__ void reduce_found(const float* found, int count, int 
       end_of_block(k, value);
     }
   }
+#ifdef __CUDACC__
+  if constexpr (!is_open) __syncthreads();
+#endif
 }
 
 }  // namespace cuda
