@@ -413,6 +413,7 @@ class Kernels:
         gradient: Gradient,
         elements: str,
         items: Sequence[Item],
+        phase: str = "TF_HIPS_PHASE",
     ) -> None:
         """A phase in which each thread computes eight elements of each vector.
 
@@ -420,7 +421,7 @@ class Kernels:
         """
         add = self.lines.add
         whole = self.lines.later()
-        self.lines.open("TF_HIPS_PHASE(t) {")
+        self.lines.open(f"{phase}(t) {{")
         self.open_eight()
         scope.load([item.part for item in items], size, gradient)
         for item in items:

@@ -323,7 +323,7 @@ class Selections:
         to = f"call.{member} + spot.chunk * call.{member}_room + spot.base"
         add(
             "Eights own_eight;",
-            f"hadamard_end({tile}, {count}, {block}, own_eight);",
+            f"hadamard_end<true>({tile}, {count}, {block}, own_eight);",
             f"TF_HIPS_PHASE(t) {{ keep8(own_eight.eight_of(t), {to} + kEach * t); }}",
         )
         self.lines.close()

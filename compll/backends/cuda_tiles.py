@@ -131,8 +131,8 @@ class Tiles:
         # What the last step reads of the header is asked for before the first has its barriers.
         last = kernels.scope()
         last.unpack(roots_of(steps[-1:]))
-        for step in steps[:-1]:
-            self._step(step, loop)
+        for number, step in enumerate(steps[:-1], 1):
+            self._step(step, loop, after=steps[number:])
         self._add_row(steps[-1], last)
         self._lines.close()
         # Only here: to wait for the report before anything is read would cost as much again.
@@ -196,7 +196,7 @@ class Tiles:
         """A phase in which threads do something with their eight of the gradient."""
         self._lines.open("{")
         self._kernels.say_full(self._lines, "n", ["out"])
-        self._lines.open("TF_HIPS_PHASE(t) {")
+        self._lines.open("TF_HIPS_OPEN_PHASE(t) {")
         self._kernels.open_eight()
         self._lines.add(*statements)
         self._kernels.close_eight()
@@ -229,7 +229,7 @@ class Tiles:
             case nodes.Let():
                 self._kernels.define(step.var, "let", step.value)
             case nodes.Store(value=nodes.Hadamard() as value):
-                self._hadamard(step, value, loop, left)
+                self._hadamard(step, value, loop, left, after)
             case nodes.Store(value=nodes.BlockReduce() as value):
                 self._reduce(step, value, loop, left, is_open=self._is_open(step.var, after))
             case nodes.Sweep(size=size) if size == size_of(self._side.gradient):
@@ -255,6 +255,16 @@ class Tiles:
         whole = [step for step in after if isinstance(step, nodes.Sweep) and step.size == size]
         has_store = any(isinstance(step, nodes.Store) for step in after)
         return bool(whole) and not has_store and not reads(roots_of(whole), var)
+
+    def _has_barrier_next(self, after: Sequence[nodes.Step]) -> bool:
+        """Whether a loop that leaves own_tile alone ends with a barrier, before others write it."""
+        size = size_of(self._side.gradient)
+        for step in after:
+            if isinstance(step, nodes.Store):
+                return False
+            if isinstance(step, nodes.Sweep) and step.size == size:
+                return True
+        return False
 
     def _is_read(self, var: nodes.Var, left: Sequence[nodes.Step]) -> bool:
         """Whether later steps, or the header, need a vector."""
@@ -297,7 +307,12 @@ class Tiles:
         return dataclasses.replace(found, after="own_in.keep_eight(t, {tile});")
 
     def _hadamard(
-        self, step: nodes.Store, value: nodes.Hadamard, loop: int, left: Sequence[nodes.Step]
+        self,
+        step: nodes.Store,
+        value: nodes.Hadamard,
+        loop: int,
+        left: Sequence[nodes.Step],
+        after: Sequence[nodes.Step],
     ) -> None:
         kernels, add = self._kernels, self._lines.add
         scope, part, elements, (block, count) = self._tile(value)
@@ -312,9 +327,11 @@ class Tiles:
         code = self._only_code(part)
         if code is not None:
             item = self._looked_up(scope, item, code, values)
-        kernels.each(scope, part.size, self._gradient(part), elements, [item])
+        gradient, phase = self._gradient(part), "TF_HIPS_WARP_PHASE"
+        kernels.each(scope, part.size, gradient, elements, [item], phase)
         own = f"own_eights[{self._made.whole.index(step.var)}]"
-        add(f"hadamard_end(own_tile, {count}, {block}, {own});")
+        word = "true" if self._has_barrier_next(after) else "false"
+        add(f"hadamard_end<{word}>(own_tile, {count}, {block}, {own});")
         member = ""
         if self._is_read(step.var, left):
             member = kernels.array("float", step.var.name, f"kTile * call.tiles[{loop}]")

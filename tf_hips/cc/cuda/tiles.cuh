@@ -23,11 +23,18 @@ namespace cuda {
 #define TF_HIPS_TILE_KERNEL(blocks) \
   [[maybe_unused]] static __global__ void __launch_bounds__(::tf_hips::cuda::kThreads, blocks)
 
-// A phase without a barrier: what it leaves is read behind that of a later one.
+// A phase without a barrier: what it leaves is read behind that of a later one. And one of which
+// each warp reads what its own threads have left.
 #ifdef __CUDACC__
+#define TF_HIPS_BARRIER() __syncthreads()
+#define TF_HIPS_WARP_PHASE(t)                                              \
+  for (int t = static_cast<int>(threadIdx.x), t##_left = 1; t##_left != 0; \
+       t##_left = 0, __syncwarp())
 #define TF_HIPS_OPEN_PHASE(t) \
   for (int t = static_cast<int>(threadIdx.x), t##_left = 1; t##_left != 0; t##_left = 0)
 #else
+#define TF_HIPS_BARRIER() static_cast<void>(0)
+#define TF_HIPS_WARP_PHASE TF_HIPS_PHASE
 #define TF_HIPS_OPEN_PHASE TF_HIPS_PHASE
 #endif
 
@@ -158,7 +165,7 @@ TF_HIPS_INLINE float scale_of_block(int block) {
 }
 
 // The first three stages of the eight elements of thread t, which go to the tile (kPaddedTile).
-// `count`: elements that it has.
+// `count`: elements that it has. In a warp's phase.
 __device__ __forceinline__ void hadamard_begin(float (&x)[kEach], int t, int count, int block,
                                                float* tile) {
   if (count >= kTile) {
@@ -181,9 +188,12 @@ __device__ __forceinline__ void hadamard_pass(float* tile, int first, int block)
   for (int u = 0; u < kEach; ++u) at[padded(kApart * u)] = x[u];
 }
 
-// All others; each thread gets its own eight. In phases; all threads must call it.
+// All others; each thread gets its own eight. In phases; all threads must call it. `is_open`:
+// without a barrier at the end.
+template <bool is_open>
 __device__ __forceinline__ void hadamard_end(float* tile, int count, int block, Eights& out) {
   if (count < kTile) {
+    TF_HIPS_BARRIER();
     hadamard_tile(tile, count, block);
     TF_HIPS_PHASE(t) { take8(tile + kEach * t, out.eight_of(t)); }
     return;
@@ -199,7 +209,7 @@ __device__ __forceinline__ void hadamard_end(float* tile, int count, int block, 
     }
   }
   const float scale = scale_of_block(block);
-  TF_HIPS_PHASE(t) {
+  TF_HIPS_OPEN_PHASE(t) {
     const int k = not_kept(t);
     float x[kEach];
     if (block <= kTile / 2) {
@@ -217,6 +227,7 @@ __device__ __forceinline__ void hadamard_end(float* tile, int count, int block, 
     TF_HIPS_UNROLL
     for (int u = 0; u < kEach; ++u) out.eight_of(t)[u] = x[u] * scale;
   }
+  if constexpr (!is_open) TF_HIPS_BARRIER();
 }
 
 // As fold_lane, of a padded tile.
@@ -259,7 +270,7 @@ __device__ __forceinline__ void reduce_padded(const float* tile, int count, int 
       if (k < all && (k & 15) == 0) end_of_block(k >> 4, Reducer::fold(init, value));
     }
   }
-  if constexpr (!is_open) __syncthreads();
+  if constexpr (!is_open) TF_HIPS_BARRIER();
 #else
   float lanes[kTile];
   TF_HIPS_PHASE(t) {
@@ -313,9 +324,7 @@ __device__ __forceinline__ void reduce_found(const float* found, int count, int 
       end_of_block(k, value);
     }
   }
-#ifdef __CUDACC__
-  if constexpr (!is_open) __syncthreads();
-#endif
+  if constexpr (!is_open) TF_HIPS_BARRIER();
 }
 
 }  // namespace cuda
