@@ -16,16 +16,16 @@ by it. cuda_chain.py says which steps can be in such a kernel; others have kerne
 import dataclasses
 from collections.abc import Sequence
 
-from compll.backends.c_common import Lines, c_type, max_bits
+from compll.backends.c_common import Lines, c_type
 from compll.backends.cuda_blocks import is_size
 from compll.backends.cuda_chain import Chain
 from compll.backends.cuda_kernels import HEAD, HERE, ROWS, Kernels
+from compll.backends.cuda_of_blocks import OfBlocks, of_blocks
 from compll.backends.cuda_reads import is_in_order, roots_of, size_of
 from compll.backends.cuda_reduce import Item
 from compll.backends.cuda_scope import Gradient, Scope
 from compll.backends.cuda_side import (
     Definition,
-    element,
     kept_size,
     most_kept,
     neutral,
@@ -33,14 +33,11 @@ from compll.backends.cuda_side import (
     reads,
 )
 from compll.backends.cuda_sweeps import Sweeps
+from compll.backends.cuda_tables import looked_up, only_code
 from compll.backends.cuda_widths import width_of
 from compll.ir import nodes
-from compll.ir.blocks import block_of
-from compll.ir.types import FLOAT, INT, UInt
-from compll.ir.walk import changed, children, free_vars, is_same, walk
-
-# Floats of each block that shared memory has room for, besides what blocks are reduced to.
-_MAX_LETS = 4
+from compll.ir.types import FLOAT
+from compll.ir.walk import free_vars, walk
 
 
 class Tiles:
@@ -58,10 +55,7 @@ class Tiles:
         self._made = Chain(self._side)
         if not all(map(self._made.takes, steps)):
             raise TypeError(f"`steps` must be a chain. Received: {steps!r}")
-        self._numbers = {var: number for number, var in enumerate(self._made.blocks)}
-        # Of each reduction, what its thread does for a block when it is done.
-        self._behind: dict[nodes.Var, Lines] = {}
-        self._shared: list[nodes.Elementwise] = []
+        self._of_blocks = OfBlocks(self._kernels, self._made)
         self._has_loaded = False
 
     def run(self, steps: Sequence[nodes.Step], left: Sequence[nodes.Step]) -> None:
@@ -208,12 +202,14 @@ class Tiles:
         made.add(f"Eights own_eights[{len(self._made.whole)}];")
         if self._has_loaded:
             made.add("Eights own_in;")
-        number = len(self._numbers)
+        number = len(self._made.blocks)
         if number:
             made.add(f"int own_sizes[{number}];")
             made.add(f"TF_HIPS_SHARED float own_made[{number} * kTile / kLanes];")
-        if self._shared:
-            made.add(f"TF_HIPS_SHARED float own_lets[{len(self._shared)} * kTile / kLanes];")
+        if self._of_blocks.shared:
+            made.add(
+                f"TF_HIPS_SHARED float own_lets[{len(self._of_blocks.shared)} * kTile / kLanes];"
+            )
 
     # Steps.
 
@@ -236,13 +232,13 @@ class Tiles:
                 writes = []
                 given: dict[nodes.Var, str] = {}
                 for write in step.writes:
-                    part, found = self._block_lets(part_of(write.value))
+                    part, found = self._of_blocks.lets(part_of(write.value))
                     writes.append(dataclasses.replace(write, value=part))
                     given |= found
                 whole = dataclasses.replace(step, writes=tuple(writes))
                 self._sweeps.body(whole, loop, given)
             case nodes.Sweep():
-                self._per_block(step)
+                self._of_blocks.per_block(step)
             case _:
                 raise TypeError(f"`step` must be of a chain. Received: {step!r}")
 
@@ -279,7 +275,7 @@ class Tiles:
         Returns: its scope; what it computes; C++ for its length, for the elements of a block, and
         for those that the tile has.
         """
-        part, given = self._block_lets(part_of(value.source))
+        part, given = self._of_blocks.lets(part_of(value.source))
         scope = self._kernels.scope()
         scope.given = given
         besides = [value.init] if isinstance(value, nodes.BlockReduce) else []
@@ -324,9 +320,9 @@ class Tiles:
             lambda text: f"{values}[u] = is_inside ? {text} : 0.0f;",
             [f"hadamard_begin({values}, t, {count}, {block}, own_tile);"],
         )
-        code = self._only_code(part)
+        code = only_code(part, self._side)
         if code is not None:
-            item = self._looked_up(scope, item, code, values)
+            item = looked_up(scope, item, code, values, kernels.width)
         gradient, phase = self._gradient(part), "TF_HIPS_WARP_PHASE"
         kernels.each(scope, part.size, gradient, elements, [item], phase)
         own = f"own_eights[{self._made.whole.index(step.var)}]"
@@ -353,7 +349,7 @@ class Tiles:
     ) -> None:
         kernels, add = self._kernels, self._lines.add
         scope, part, elements, (block, count) = self._tile(value)
-        values, number = scope.names.fresh("values_here"), self._numbers[step.var]
+        values, number = scope.names.fresh("values_here"), self._of_blocks.numbers[step.var]
         reducer = neutral(value.reducer, FLOAT)
         is_of_sizes = value.reducer == "max" and is_size(part.value)
         stage = f"keep_padded({values}, t, own_tile);"
@@ -368,7 +364,7 @@ class Tiles:
         )
         add(f"own_sizes[{number}] = {block};")
         kernels.each(scope, part.size, self._gradient(part), elements, [item])
-        function, at = "reduce_found" if is_of_sizes else "reduce_padded", _of_blocks(number)
+        function, at = "reduce_found" if is_of_sizes else "reduce_padded", of_blocks(number)
         is_kept = self._is_read(step.var, left)
         word = "true" if is_open and not is_kept else "false"
         self._lines.open(
@@ -376,7 +372,7 @@ class Tiles:
             "[&](int k, float result) {"
         )
         add(f"own_made[{at} + k] = result;")
-        self._behind[step.var] = self._lines.later()
+        self._of_blocks.behind[step.var] = self._lines.later()
         self._lines.close("});")
         member = ""
         if is_kept:
@@ -389,66 +385,6 @@ class Tiles:
         self._lines.close()
         first = f"block_number(spot.base, own_sizes[{number}])"
         kernels.define_kept(step, member, here=f"own_made + ({at} - {first})")
-
-    def _only_code(self, part: nodes.Elementwise) -> nodes.Index | None:
-        """The code that alone makes an element, if few are different; None: there is more."""
-        roots = [part.value, *(let.value for let in part.lets)]
-        found = {expr for root in roots for expr in walk(root) if isinstance(expr, nodes.Index)}
-        fields = {item.var for item in self._side.fields}
-        own = {let.var for let in part.lets} | self._side.known()
-        if len(found) != 1 or not set().union(*map(free_vars, roots)) <= own | {part.position}:
-            return None
-        [code] = found
-        kind = code.type
-        is_few = isinstance(kind, UInt) and max_bits(kind, self._side.program.params) <= 5
-        is_here = isinstance(code.index, nodes.Ref) and code.index.var is part.position
-        is_field = isinstance(code.array, nodes.Ref) and code.array.var in fields
-
-        def uses_position(expr: nodes.Expr) -> bool:
-            if expr == code:
-                return False
-            if isinstance(expr, nodes.Ref):
-                return expr.var is part.position
-            return isinstance(expr, nodes.Random) or any(map(uses_position, children(expr)))
-
-        return (
-            code if is_few and is_here and is_field and not any(map(uses_position, roots)) else None
-        )
-
-    def _looked_up(self, scope: Scope, item: Item, code: nodes.Index, values: str) -> Item:
-        """A loop over codes that asks for what each of them makes."""
-        var = nodes.Var("code_here", code.type, code.span)
-
-        def change(expr: nodes.Expr) -> nodes.Expr:
-            if expr == code:
-                return nodes.Ref(code.type, code.span, var)
-            return changed(expr, change)
-
-        lets = tuple(dataclasses.replace(let, value=change(let.value)) for let in item.part.lets)
-        part = dataclasses.replace(item.part, lets=lets, value=change(item.part.value))
-        function, table = scope.names.fresh("made_of"), scope.names.fresh("table")
-        statements, text = scope.element(part, FLOAT, "0")
-        width = "kWidth" if self._kernels.width is not None else "kAnyWidth"
-        before = [
-            *item.before,
-            f"const auto {function} = [&]({scope.c.type(code.type)} {scope.names.of(var)}) {{",
-            *(f"  {line}" for line in statements),
-            f"  return {text};",
-            "};",
-            f"const auto {table} = table_of<{width}>({function});",
-        ]
-        looked = scope.names.fresh("looked_up")
-        return dataclasses.replace(
-            item,
-            part=dataclasses.replace(item.part, lets=(), value=code),
-            kind=code.type,
-            before=before,
-            # Asked for by all threads, whether they have the element or not.
-            sink=lambda text: (
-                f"const float {looked} = {table}({text}); "
-                f"{values}[u] = is_inside ? {looked} : 0.0f;"
-            ),
-        )
 
     def _add_row(self, step: nodes.Step, scope: Scope) -> None:
         """The last sweep of a decode, in a scope that knows all but what the chain has made."""
@@ -469,161 +405,3 @@ class Tiles:
         )
         self._kernels.each(scope, step.size, HERE, elements, [item])
         self._lines.close()
-
-    # What is the same for all elements of a block.
-
-    def _block_lets(
-        self, part: nodes.Elementwise
-    ) -> tuple[nodes.Elementwise, dict[nodes.Var, str]]:
-        """Computes for each block of the tile the floats that are the same for its elements.
-
-        By a thread a block: each thread of a tile would make the same divisions for its own eight.
-
-        Returns: the vector without these lets, and C++ for what is left to read of them.
-        """
-        used = [var for var in self._made.blocks if var in free_vars(part)]
-        if not used or any(self._made.blocks[var] != self._made.blocks[used[0]] for var in used):
-            return part, {}
-        of_block = self._of_block(part, self._made.blocks[used[0]])
-        need = free_vars(part.value).union(
-            *(free_vars(let.value) for let in part.lets if let not in of_block)
-        )
-        own: list[nodes.Let] = []
-        shared: list[nodes.Let] = []
-        for let in reversed(part.lets):
-            if let in of_block and let.var.type == FLOAT:
-                shared += [let] if let.var in need else []
-            elif let not in of_block or let.var in need:
-                own.insert(0, let)
-                need |= free_vars(let.value)
-        if len(self._shared) + len(shared) > _MAX_LETS:
-            return part, {}
-        given: dict[nodes.Var, str] = {}
-        for let in shared:
-            value = _with_lets(part, of_block[: of_block.index(let)], let.value)
-            number = self._shared_number(value, used[-1])
-            size = f"own_sizes[{self._numbers[used[0]]}]"
-            given[let.var] = f"own_lets[{_of_blocks(number)} + block_number(kEach * t, {size})]"
-        return dataclasses.replace(part, lets=tuple(own)), given
-
-    def _of_block(self, part: nodes.Elementwise, block: nodes.Expr) -> list[nodes.Let]:
-        """The lets of a part that are the same for all elements of a block."""
-        side = self._side
-        known = side.known() - {side.gradient, *self._made.blocks, *self._made.whole}
-        known -= {*side.states, *(item.var for item in side.fields)}
-        found = []
-        for let in part.lets:
-            if self._is_of_block(let.value, part, block, known):
-                found.append(let)
-                known = known | {let.var}
-        return found
-
-    def _is_of_block(
-        self, expr: nodes.Expr, part: nodes.Elementwise, block: nodes.Expr, known: set[nodes.Var]
-    ) -> bool:
-        if isinstance(expr, nodes.Random | nodes.KeyPart):
-            return False
-        if isinstance(expr, nodes.Index):
-            is_made = isinstance(expr.array, nodes.Ref) and expr.array.var in self._made.blocks
-            blocks = self._side.program.blocks
-            return is_made and block_of(expr.index, part.position, blocks) == block
-        if isinstance(expr, nodes.Ref):
-            return expr.var in known
-        if block_of(expr, part.position, self._side.program.blocks) == block:
-            return True
-        return all(self._is_of_block(one, part, block, known) for one in children(expr))
-
-    def _shared_number(self, value: nodes.Elementwise, made: nodes.Var) -> int:
-        """Where shared memory has a float of each block, which is computed unless it is there.
-
-        `value`: the float for any element; `made`: the last vector of such blocks that it may read.
-        """
-        for number, other in enumerate(self._shared):
-            if is_same(value, other):
-                return number
-        number = len(self._shared)
-        self._shared.append(value)
-        [value], scope, behind = self._begin_block(made, [value])
-        behind.add(*map(scope.c.let, value.lets))
-        behind.add(f"own_lets[{_of_blocks(number)} + k] = {scope.c(value.value)};")
-        behind.close()
-        return number
-
-    def _begin_block(
-        self, made: nodes.Var, parts: Sequence[nodes.Elementwise]
-    ) -> tuple[list[nodes.Elementwise], Scope, Lines]:
-        """Begins what the thread that has reduced a block does then.
-
-        Args:
-            made: what it is reduced to, the last that is read.
-            parts: what is computed, of any element of the block, or of the block.
-
-        Returns: what is computed, of the block's number; a scope; where statements go.
-        """
-        here = nodes.Var("number", INT, made.span)
-        values: dict[nodes.Var, nodes.Var] = {}
-        known = self._side.program.blocks
-
-        def of(part: nodes.Elementwise) -> nodes.Elementwise:
-            def change(expr: nodes.Expr) -> nodes.Expr:
-                if isinstance(expr, nodes.Index) and isinstance(expr.array, nodes.Ref):
-                    var = expr.array.var
-                    if var in self._made.blocks:
-                        value = values.setdefault(var, nodes.Var(var.name, FLOAT, var.span))
-                        return nodes.Ref(FLOAT, expr.span, value)
-                is_number = isinstance(expr, nodes.Ref) and expr.var is part.position
-                if is_number or block_of(expr, part.position, known) is not None:
-                    return nodes.Ref(INT, expr.span, here)
-                return changed(expr, change)
-
-            lets = tuple(dataclasses.replace(let, value=change(let.value)) for let in part.lets)
-            return dataclasses.replace(part, lets=lets, value=change(part.value))
-
-        changed_parts = [of(part) for part in parts]
-        behind = self._behind[made]
-        behind.open("{")
-        scope = self._kernels.scope_of(behind)
-        scope.unpack(changed_parts)
-        first = f"block_number(spot.base, own_sizes[{self._numbers[made]}])"
-        behind.add(f"[[maybe_unused]] const int64_t {scope.names.of(here)} = {first} + k;")
-        for var, value in values.items():
-            at = _of_blocks(self._numbers[var])
-            behind.add(f"const float {scope.names.of(value)} = own_made[{at} + k];")
-        return changed_parts, scope, behind
-
-    def _per_block(self, step: nodes.Sweep) -> None:
-        """A sweep with an element per block, by the thread that has reduced the block."""
-        of = self._made.fields[step.writes[0].field]
-        made = [var for var, block in self._made.blocks.items() if block == of][-1]
-        parts = [part_of(write.value) for write in step.writes]
-        first = f"block_number(spot.base, own_sizes[{self._numbers[made]}])"
-        parts, scope, behind = self._begin_block(made, parts)
-        done: list[str] = []
-        for write, part in zip(step.writes, parts, strict=True):
-            kind = element(write.value.type)
-            statements, text = scope.element(part, kind, f"{first} + k")
-            number, bits = scope.names.of(part.position), scope.bits(kind)
-            function = f"store_float({text}, " if kind == FLOAT else f"store_code({text}, {bits}, "
-            to = f"body + layout.offset[{write.field}] + {number} * {int(bits) // 8}"
-            done += [line for line in [*statements, f"{function}{to});"] if line not in done]
-        behind.add(*done)
-        behind.close()
-
-
-def _of_blocks(number: int) -> str:
-    """C++ for where what blocks have begins, of a vector of them."""
-    return f"{number} * kTile / kLanes"
-
-
-def _with_lets(
-    part: nodes.Elementwise, lets: Sequence[nodes.Let], value: nodes.Expr
-) -> nodes.Elementwise:
-    """A value, with those lets that it needs."""
-    need = free_vars(value)
-    used: list[nodes.Let] = []
-    for let in reversed(lets):
-        if let.var in need:
-            used.insert(0, let)
-            need |= free_vars(let.value)
-    kind = dataclasses.replace(part, lets=(), value=value)
-    return dataclasses.replace(kind, lets=tuple(used))

@@ -56,13 +56,8 @@ void ChainedDecode(uint8* packet, float* gradient, int bits, int block) {
 """
 
 
-def kernels_of(text_or_name: str) -> list[str]:
-    """Names of the kernels that a codec's calls launch."""
-    program = spec(text_or_name)
-    return kernels_in(cuda.emit(optimise(program)))
-
-
 def kernels_in(source: str) -> list[str]:
+    """Names of the functions of blocks of threads, in order."""
     return re.findall(r"TF_HIPS_BLOCK (\w+)\(", source)
 
 
@@ -152,6 +147,24 @@ def test_a_chain_makes_the_bits_of_the_reference(old, new):
     if not old:
         assert names[:2] == ["decode_tile_of_rows", "decode_rows1"]
         assert names[2:4] == ["encode_chunk1", "encode_tile2"]
+
+
+def test_tables_are_as_long_as_their_own_codes_are_wide():
+    """And not as those whose width kernels are compiled for."""
+    text = CHAIN.replace("bits in [2, 5] = 3", "bits in [1, 4] = 1")
+    for new, bits in (("map(flags, [&](uint1 code)", "1"), ("map(wide, [&](uint<3> code)", "3")):
+        flags = "map(range(gradient.size), [&](int i) -> KIND { return w[i] > 0; })"
+        more = f"uint1* flags = {flags.replace('KIND', 'uint1')}; "
+        more += f"uint<3>* wide = {flags.replace('KIND', 'uint<3>')};"
+        changed = text.replace("map(codes, [&](uint<bits> code)", new)
+        changed = changed.replace("out = concat(first,", f"{more} out = concat(flags, wide, first,")
+        changed = changed.replace("uint16 first;\n", "uint1* flags; uint<3>* wide; uint16 first;\n")
+        changed = changed.replace("extract(packet, first", "extract(packet, flags, wide, first")
+        source = cuda.emit(optimise(compll.compile_text(changed, "chained")))
+        assert f"table_of<{bits}>(" in source
+        assert "table_of<kWidth>(" not in source
+    source = cuda.emit(optimise(compll.compile_text(text, "chained")))
+    assert "table_of<kWidth>(" in source
 
 
 def test_all_of_eden_is_in_two_kernels():
