@@ -236,6 +236,7 @@ class Expressions:
             which -0 is less than 0. With another constant they are what is meant.
         is_nonzero: whether a float is known to be neither a zero nor NaN: as the second argument of
             a minimum or maximum that makes one instruction of it.
+        is_number: whether a float is known not to be NaN, of which there are many bits.
     """
 
     names: Names
@@ -247,6 +248,7 @@ class Expressions:
     narrow: Narrow | None = None
     zero: str = ""
     is_nonzero: Callable[[nodes.Expr], bool] = lambda expr: False
+    is_number: Callable[[nodes.Expr], bool] = lambda expr: False
 
     def type(self, kind: Type) -> str:
         """The C++ type of a scalar."""
@@ -296,6 +298,8 @@ class Expressions:
                 return self._convert(expr), _ATOM
             case nodes.Bitcast():
                 function = "bits_float" if expr.type == FLOAT else "float_bits"
+                if function == "float_bits" and self.is_number(expr.operand):
+                    function = "number_bits"
                 inside = self._narrow(expr.operand) or self(expr.operand)
                 return f"{function}({inside})", _ATOM
             case nodes.KeyPart():

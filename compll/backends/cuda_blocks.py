@@ -28,6 +28,9 @@ class Blocks:
         self._sweeps = sweeps
         self._lines = kernels.lines
         self._num_lets = 0
+        self._is_open = False
+        # Blocks of a tile that lie behind the last element have a value, too.
+        self._has_all = False
 
     def run(
         self, step: nodes.Store, after: Sequence[nodes.Sweep], left: Sequence[nodes.Step]
@@ -55,24 +58,31 @@ class Blocks:
             f"const {kind}* own_blocks = tile_blocks;",
             "[[maybe_unused]] int own_size = kTile;",
         )
-        lets, self._num_lets = self._lines.later(), 0
+        own, self._num_lets = self._lines.later(), 0
         scope = kernels.scope()
         scope.unpack([part, value.block, value.init, part.size])
         elements, tile = scope.names.fresh("elements"), scope.names.fresh("tile_values")
         values, block = scope.names.fresh("values_here"), scope.names.fresh("block")
         count = scope.names.fresh("tile_count")
-        is_of_sizes = is_float and value.reducer == "max" and is_size(part.value)
+        sizes = sizes_of(part.value) if is_float and value.reducer == "max" else None
         add(
-            f"TF_HIPS_SHARED {kind} {tile}[{'kThreads' if is_of_sizes else 'kTile'}];",
             f"const int64_t {elements} = {scope.c(part.size)};",
             f"const int {block} = static_cast<int>({scope.c(value.block)});",
-            f"const int {count} = static_cast<int>(least(kTile, {elements} - spot.base));",
         )
+        if sizes is None:
+            add(
+                f"TF_HIPS_SHARED {kind} {tile}[kTile];",
+                f"const int {count} = static_cast<int>(least(kTile, {elements} - spot.base));",
+            )
+        else:
+            own.add("TF_HIPS_SHARED float tile_sizes[kThreads];")
         name = neutral(value.reducer, FLOAT if is_float else INT)
         behind = f"{name}::neutral()"
         stage = f"stage8({values}, t, {tile});"
-        if is_of_sizes:
-            stage = f"{tile}[t] = largest_near({values}, {block} / kEach);"
+        if sizes is not None:
+            part, behind = dataclasses.replace(part, value=sizes.size), "0.0f"
+            most = scope.c(sizes.most)
+            stage = f"tile_sizes[t] = largest_near({values}, {most}, {block} / kEach);"
         elif not is_float:
             stage = f"for (int u = 0; u < kEach; ++u) {tile}[kEach * t + u] = {values}[u];"
         gradient = kernels.sum_lines([part])
@@ -84,30 +94,44 @@ class Blocks:
             [stage],
         )
         kernels.each(scope, part.size, gradient, elements, [item])
-        function = "reduce_blocks" if is_float else "reduce_int_blocks"
-        if is_of_sizes:
-            function = "reduce_threads"
-        add(
-            f"{function}<{name}>({tile}, {count}, {block}, {scope.c(value.init)}, tile_blocks);",
-            f"own_blocks -= block_number(spot.base, {block});",
-            f"own_size = {block};",
-        )
+        if sizes is None:
+            function = "reduce_blocks" if is_float else "reduce_int_blocks"
+            init = scope.c(value.init)
+            add(f"{function}<{name}>({tile}, {count}, {block}, {init}, tile_blocks);")
+        add(f"own_blocks -= block_number(spot.base, {block});", f"own_size = {block};")
+        self._lines.close()
+        self._has_all = sizes is not None
+        if sizes is not None:
+            self._fold_sizes(name, value.init, sizes)
         if is_kept:
+            self._close_blocks()
+            scope = kernels.scope()
+            scope.unpack([part.size])
             to = f"call.{member} + spot.chunk * call.{member}_room"
             add(
-                f"keep_blocks(tile_blocks, {count}, {block}, "
-                f"{to} + block_number(spot.base, {block}));"
+                f"const int {count} = "
+                f"static_cast<int>(least(kTile, {scope.c(part.size)} - spot.base));",
+                f"keep_blocks(tile_blocks, {count}, own_size, "
+                f"{to} + block_number(spot.base, own_size));",
             )
-        self._lines.close()
+            self._lines.close()
         kernels.define_kept(step, member, here="own_blocks")
+        per_block: list[nodes.Sweep] = []
         for sweep in after:
-            if sweep.size == part.size:
-                whole, given = self._block_lets(sweep, step.var, value)
-                self._sweeps.body(whole, loop, given)
-            else:
-                self._per_block(sweep, value, part.size)
+            if sweep.size != part.size:
+                per_block.append(sweep)
+                continue
+            whole, given = self._block_lets(sweep, step.var, value)
+            # Behind these, of which they may be made.
+            self._per_block(per_block, step.var)
+            per_block = []
+            self._close_blocks()
+            lets = [let for write in sweep.writes for let in part_of(write.value).lets]
+            self._sweeps.body(whole, loop, given, lets)
+        self._per_block(per_block, step.var)
+        self._close_blocks()
         if self._num_lets:
-            lets.add(f"TF_HIPS_SHARED float own_lets[{self._num_lets} * kTile / kLanes];")
+            own.add(f"TF_HIPS_SHARED float own_lets[{self._num_lets} * kTile / kLanes];")
         # What blocks have is there for a header only when all tiles are done.
         kernels.write_header(in_tiles=True, unknown=[step.var])
         if not left and part.size == size_of(kernels.side.gradient):
@@ -142,26 +166,22 @@ class Blocks:
                 continue
             numbers = range(self._num_lets, self._num_lets + len(read))
             self._num_lets += len(read)
+            self._open_blocks()
             scope = kernels.scope()
-            block, first = scope.names.fresh("block"), scope.names.fresh("first_block")
             scope.unpack([value.block, *(let.value for let in lets)])
-            add(
-                f"const int64_t {block} = {scope.c(value.block)};",
-                f"const int64_t {first} = block_number(spot.base, {block});",
-            )
-            self._lines.open("TF_HIPS_PHASE(t) {")
-            self._lines.open(f"if (t < block_number(kTile, {block})) {{")
             scope.position = part.position
             here = scope.hoisted[made, value.block] = scope.names.fresh(f"{made.name}_here")
             kind = scope.c.type(element(made.type))
-            add(f"const {kind} {here} = {scope.anywhere(scope.vectors[made], f'{first} + t')};")
-            add(*(scope.c.let(let) for let in lets))
+            found = "tile_blocks[t]"
+            if not self._has_all:
+                index = "block_number(spot.base, own_size) + t"
+                found = scope.anywhere(scope.vectors[made], index)
+            add(f"const {kind} {here} = {found};", *scope.lets(lets))
             for let, number in zip(read, numbers, strict=True):
                 add(f"own_lets[{number} * kTile / kLanes + t] = {scope.names.of(let.var)};")
                 at = f"{number} * kTile / kLanes + block_number(kEach * t, own_size)"
                 given[let.var] = f"own_lets[{at}]"
-            for _ in range(3):
-                self._lines.close()
+            self._lines.close()
         return dataclasses.replace(sweep, writes=tuple(writes)), given
 
     def _split(
@@ -202,64 +222,102 @@ class Blocks:
         roots = [*roots_of(left), *(value for _, value in self._kernels.header)]
         return any(var in free_vars(root) for root in roots)
 
-    def _per_block(self, sweep: nodes.Sweep, value: nodes.BlockReduce, size: nodes.Expr) -> None:
-        """A sweep with an element per block: those of the tile, a thread each."""
+    def _per_block(self, sweeps: Sequence[nodes.Sweep], made: nodes.Var) -> None:
+        """Sweeps with an element per block: those of the tile, a thread each.
+
+        `made`: the reductions of the blocks.
+        """
         kernels, add = self._kernels, self._lines.add
-        scope = kernels.scope()
-        parts = [part_of(write.value) for write in sweep.writes]
-        scope.unpack([sweep.size, value.block, size, *parts])
-        block, first = scope.names.fresh("block"), scope.names.fresh("first_block")
-        elements = scope.names.fresh("elements")
-        add(
-            f"const int64_t {block} = {scope.c(value.block)};",
-            f"const int64_t {elements} = {scope.length(sweep.size)};",
-            f"const int64_t {first} = block_number(spot.base, {block});",
-        )
+        for sweep in sweeps:
+            self._open_blocks()
+            scope = kernels.scope()
+            parts = [part_of(write.value) for write in sweep.writes]
+            scope.unpack([sweep.size, *parts])
+            if self._has_all:
+                scope.own[made] = "tile_blocks[t]"
+            elements, first = scope.names.fresh("elements"), scope.names.fresh("first_block")
+            add(
+                f"const int64_t {elements} = {scope.length(sweep.size)};",
+                f"const int64_t {first} = block_number(spot.base, own_size);",
+            )
+            self._lines.open(f"if ({first} + t < {elements}) {{")
+            done: list[str] = []
+            for write, part in zip(sweep.writes, parts, strict=True):
+                kind = element(write.value.type)
+                statements, text = scope.element(part, kind, f"{first} + t")
+                number = scope.names.of(part.position)
+                bits = scope.bits(kind)
+                is_float = kind == FLOAT
+                store = f"store_float({text}, " if is_float else f"store_code({text}, {bits}, "
+                at = f"body + layout.offset[{write.field}] + {number} * {int(bits) // 8}"
+                done += [line for line in [*statements, f"{store}{at});"] if line not in done]
+            add(*done)
+            self._lines.close()
+            self._lines.close()
+
+    # A phase in which a thread has a block of the tile: what is done for blocks, one thing after
+    # another, up to a loop over elements.
+
+    def _open_blocks(self) -> None:
+        if self._is_open:
+            return
+        self._is_open = True
         self._lines.open("TF_HIPS_PHASE(t) {")
-        self._lines.open(f"if (t < block_number(kTile, {block}) && {first} + t < {elements}) {{")
-        done: list[str] = []
-        for write, part in zip(sweep.writes, parts, strict=True):
-            kind = element(write.value.type)
-            statements, text = scope.element(part, kind, f"{first} + t")
-            number = scope.names.of(part.position)
-            bits = scope.bits(kind)
-            function = f"store_float({text}, " if kind == FLOAT else f"store_code({text}, {bits}, "
-            at = f"body + layout.offset[{write.field}] + {number} * {int(bits) // 8}"
-            done += [line for line in [*statements, f"{function}{at});"] if line not in done]
-        add(*done)
-        self._lines.close()
-        self._lines.close()
+        self._lines.open("if (t < block_number(kTile, own_size)) {")
+
+    def _close_blocks(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._lines.close()
+            self._lines.close()
+
+    def _fold_sizes(self, reducer: str, init: nodes.Expr, sizes: "_Sizes") -> None:
+        """The largest of each block, of what its threads have found."""
+        self._open_blocks()
+        scope = self._kernels.scope()
+        scope.unpack([init])
+        largest = "largest_of_threads(tile_sizes, t, own_size)"
+        if sizes.cap is not None:
+            largest = f"bounded_min({largest}, {scope.c(sizes.cap)})"
+        self._lines.add(f"tile_blocks[t] = {reducer}::fold({scope.c(init)}, {largest});")
         self._lines.close()
 
 
-def is_size(value: nodes.Expr) -> bool:
-    """Whether a float is a finite size, |x| or a smaller one, or +0, and so never NaN or -0.
+@dataclasses.dataclass(frozen=True)
+class _Sizes:
+    """Finite sizes, of which the largest is the same in any order: none is NaN or -0.
 
-    The largest of such is the same in any order.
+    Attributes:
+        size: an absolute value; +0 is taken where that is NaN, or larger than `most`.
+        cap: what is taken of larger ones, a positive number. The smaller of the largest and that
+            is the largest of all the smaller ones.
     """
+
+    size: nodes.Expr
+    most: nodes.Const
+    cap: nodes.Const | None
+
+
+def sizes_of(value: nodes.Expr) -> _Sizes | None:
+    """What a float is, if that is a finite size, |x| or a smaller one, or +0."""
     match value:
         case nodes.Select(
             condition=nodes.Binary(
                 op="<=",
                 left=nodes.Math(function="abs") as size,
-                right=nodes.Const(value=float(most)),
+                right=nodes.Const(value=float(number)) as most,
             ),
             yes=yes,
             no=nodes.Const(value=no),
-        ):
-            return math.isfinite(most) and _is_plus_zero(no) and _is_at_most(yes, size)
-        case _:
-            return False
+        ) if math.isfinite(number) and _is_plus_zero(no):
+            match yes:
+                case nodes.Math(
+                    function="min", arguments=(left, nodes.Const(value=float(number)) as cap)
+                ) if left == size and number > 0:
+                    return _Sizes(size, most, cap)
+            return _Sizes(size, most, None) if yes == size else None
+    return None
 
 
 def _is_plus_zero(value: float | bool) -> bool:
     return value == 0 and math.copysign(1, value) > 0
-
-
-def _is_at_most(value: nodes.Expr, size: nodes.Expr) -> bool:
-    """Whether it is a size, or the smaller of that and a positive number."""
-    match value:
-        case nodes.Math(function="min", arguments=(left, nodes.Const(value=float(most)))):
-            return left == size and most > 0
-        case _:
-            return value == size

@@ -56,11 +56,12 @@ def grid_of(name: str, call: str, *, opening: str = "follow();") -> list[str]:
 def _grids_of(name: str) -> list[str]:
     """Two of one that may leave a residual: a call without one has no registers for it."""
     return [
-        f"TF_HIPS_KERNEL {name}_grid(const EncodeCall call) {{",
+        f"TF_HIPS_CROWDED_KERNEL {name}_grid(const EncodeCall call) {{",
         "  follow();",
+        "  TF_HIPS_ASSUME(call.residual == nullptr);",
         f"  {name}<false>(call, blockIdx.x);",
         "}",
-        f"TF_HIPS_KERNEL {name}_rest_grid(const EncodeCall call) {{",
+        f"TF_HIPS_CROWDED_KERNEL {name}_rest_grid(const EncodeCall call) {{",
         "  follow();",
         f"  {name}<true>(call, blockIdx.x);",
         "}",
@@ -168,9 +169,16 @@ class Kernels:
         self.scalars.append((kind, member))
         return member
 
-    def define(self, var: nodes.Var, form: str, value: nodes.Expr | None, member: str = "") -> None:
-        """Makes a let or a scalar known to later kernels."""
-        self.side.definitions.append(Definition(var, form, value, member))
+    def define(
+        self,
+        var: nodes.Var,
+        form: str,
+        value: nodes.Expr | None,
+        member: str = "",
+        here: str = "",
+    ) -> None:
+        """Makes a let or a scalar known to later kernels; `here`: C++ for it in this one."""
+        self.side.definitions.append(Definition(var, form, value, member, here=here))
 
     def define_kept(
         self,
@@ -354,10 +362,15 @@ class Kernels:
         self._has_tile = True
         self.lines.add("TF_HIPS_SHARED float own_tile[kPaddedTile];")
 
-    def write_header(self, *, in_tiles: bool, unknown: Sequence[nodes.Var] = ()) -> None:
+    def write_header(
+        self, *, in_tiles: bool, by_one: bool = False, unknown: Sequence[nodes.Var] = ()
+    ) -> None:
         """Writes prefix and scalars of the body here, if all are known and nothing has.
 
-        `unknown`: what only later kernels may read anywhere.
+        Args:
+            in_tiles: where tiles are done; by the first.
+            by_one: where one thread is at work.
+            unknown: what only later kernels may read anywhere.
         """
         if self.side.is_decode or self._is_header_written or not self.knows_header(unknown):
             return
@@ -367,8 +380,9 @@ class Kernels:
             scope = Scope(self.side, self.lines)
         else:
             scope = self.scope()
-        self.lines.open("TF_HIPS_PHASE(t) {")
-        self.lines.open("if (t == 0) {")
+        if not by_one:
+            self.lines.open("TF_HIPS_PHASE(t) {")
+            self.lines.open("if (t == 0) {")
         scope.unpack([value for _, value in self.header])
         self.lines.add("write_prefix(call.tensor.hash, n, packet);")
         for number, value in self.header:
@@ -378,9 +392,8 @@ class Kernels:
             else:
                 bits = scope.bits(value.type)
                 self.lines.add(f"store_code({scope.c(value)}, {bits}, {at});")
-        self.lines.close()
-        self.lines.close()
-        self.lines.close()
+        for _ in range(1 if by_one else 3):
+            self.lines.close()
 
     def finish_header(self) -> None:
         """Writes it in a kernel of its own, if no other could."""
@@ -436,7 +449,9 @@ class Kernels:
         add(f"[[maybe_unused]] const bool is_inside = u < {inside};")
         done: list[str] = []
         for item in items:
-            statements, text = scope.element(item.part, item.kind, "first + u")
+            statements, text = scope.element(
+                item.part, item.kind, "first + u", is_whole=item.is_whole
+            )
             # Two parts may share a let, which then is there.
             done += [line for line in [*statements, item.sink(text)] if line not in done]
         add(*done)
@@ -446,13 +461,17 @@ class Kernels:
         self.close_eight()
         self.lines.close()
         wide = [*scope.wide, *(to for item in items for to in item.wide)]
-        self.say_full(whole, f"least({elements}, n)", wide)
+        self.say_full(whole, f"least({elements}, n)", wide, draws=bool(scope.drawn))
         whole.add(*(line for item in items for line in item.opening))
 
     @staticmethod
-    def say_full(lines: Lines, elements: str, wide: Sequence[str]) -> None:
-        """Declares whether a tile has all its elements, and all is where it can be read fast."""
+    def say_full(lines: Lines, elements: str, wide: Sequence[str], *, draws: bool = False) -> None:
+        """Declares whether a tile has all its elements, and all is where it can be read fast.
+
+        `draws`: noise, too.
+        """
         aligned = f" && are_aligned({', '.join(dict.fromkeys(wide))})" if wide else ""
+        aligned += " && is_noise_whole(key)" if draws else ""
         lines.add(f"const bool is_full_tile = spot.base + kTile <= {elements}{aligned};")
 
     def open_eight(self) -> None:

@@ -18,7 +18,12 @@ from compll.backends.cuda_side import (
     reads,
     turned_by,
 )
-from compll.backends.float_ranges import is_nonzero, never_above_top
+from compll.backends.float_ranges import (
+    FloatRanges,
+    is_nonzero,
+    is_whole_code,
+    never_above_top,
+)
 from compll.backends.narrow import Narrow, Ranges
 from compll.ir import nodes
 from compll.ir.blocks import block_of
@@ -72,7 +77,9 @@ class Scope:
         self.c = Expressions(self.names, self, params, ranges=ranges, zero=_ZERO)
         # In loops a number has 32 bits where that is enough: each operation of 64 is two or more.
         self._ranges = ranges
+        self._floats = FloatRanges(ranges)
         self.c.is_nonzero = lambda expr: is_nonzero(expr, ranges)
+        self.c.is_number = lambda expr: not self._floats(expr).has_nan
         self._narrow = Narrow(ranges, self.c, lambda expr: self.noise(expr, self.c))
         self.widths: dict[UInt, str] = {}
         self.vectors: dict[nodes.Var, Vector] = {}
@@ -82,6 +89,8 @@ class Scope:
         self.tiles: dict[nodes.Var, str] = {}
         self.drawn: dict[int, str] = {}
         self.hoisted: dict[tuple[nodes.Var, nodes.Expr], str] = {}
+        # Vectors of which a thread has an element, at the number of the loop's own.
+        self.own: dict[nodes.Var, str] = {}
         # Floats that a loop is given, the same for all eight elements of a thread.
         self.given: Mapping[nodes.Var, str] = {}
         # C++ for the parameters that are known when a kernel is compiled.
@@ -99,6 +108,8 @@ class Scope:
 
     def index(self, array: nodes.Var, index: nodes.Expr, c: Expressions) -> str:
         """Element `index` of a vector."""
+        if array in self.own and self.is_here(index):
+            return self.own[array]
         vector = self.vectors[array]
         if array in self.tiles:
             turned = turned_by(index, self.position)
@@ -218,9 +229,12 @@ class Scope:
         var, lines = made.var, self.lines
         name = self.names.of(var)
         if made.form == "let" and made.value is not None:
-            lines.add(_MAYBE + self.c.let(nodes.Let(var, made.value, var.span)))
+            let = nodes.Let(var, made.value, var.span)
+            lines.add(_MAYBE + self.c.let(let))
+            self._floats.learn(let)
         elif made.form == "scalar":
-            lines.add(f"{_MAYBE}const {self.c.type(var.type)} {name} = scalars.{made.member};")
+            found = made.here or f"scalars.{made.member}"
+            lines.add(f"{_MAYBE}const {self.c.type(var.type)} {name} = {found};")
         elif made.form == "tile" and made.value is not None:
             count = self.names.fresh(f"{var.name}_count")
             lines.add(f"{_MAYBE}const int64_t {count} = {self.length(made.value)};")
@@ -280,11 +294,11 @@ class Scope:
         if expr.site in self.drawn:
             return
         name = self.drawn[expr.site] = self.names.fresh("noise")
-        wide = "" if expr.bits == 16 else "wide_"
-        self.lines.add(
-            f"uint{expr.bits}_t {name}[8];",
-            f"{wide}noise8(key, call.philox[{expr.site}], first, {name});",
-        )
+        keys = f"key, call.philox[{expr.site}]"
+        if expr.bits == 16:
+            self.lines.add(f"const NoiseOfEight {name} = noise8<is_full>({keys}, first);")
+        else:
+            self.lines.add(f"uint32_t {name}[8];", f"wide_noise8<is_full>({keys}, first, {name});")
         self.side.sites = max(self.side.sites, expr.site + 1)
 
     def _load_read(self, vector: Vector, index: nodes.Expr, gradient: Gradient) -> None:
@@ -321,22 +335,60 @@ class Scope:
                     f"unpack8{by}<{full}>({vector.pointer}, first, {vector.count}, {bits}, {name});"
                 )
 
-    def element(self, part: nodes.Elementwise, kind: Type, number: str) -> tuple[list[str], str]:
-        """Statements for one element, and C++ for its value as `kind`; `number`: the element's."""
+    def is_whole(self, part: nodes.Elementwise, kind: Type) -> bool:
+        """Whether what a part computes is a code that `whole_bits` can make of a float."""
+        value = _converted(part.value, kind)
+        return (
+            isinstance(value, nodes.Convert)
+            and value.operand.type == FLOAT
+            and is_whole_code(part, value, self._ranges)
+        )
+
+    def element(
+        self, part: nodes.Elementwise, kind: Type, number: str, *, is_whole: bool = False
+    ) -> tuple[list[str], str]:
+        """Statements for one element, and C++ for its value as `kind`.
+
+        Args:
+            part: what it is.
+            kind: its type.
+            number: C++ for the element's.
+            is_whole: C++ is for the float that its code is made of.
+        """
         self.position = part.position
-        value = part.value
-        if value.type != kind:
-            value = nodes.Convert(kind, value.span, value)
+        value = _converted(part.value, kind)
         lines = [f"[[maybe_unused]] const int64_t {self.names.of(part.position)} = {number};"]
         if number == "first + u":
             part, value, made = self._numbered(part, value)
             lines += made
         self.c.narrow = self._narrow
         try:
-            lines += [self.c.let(let) for let in part.lets]
+            lines += self._let_lines(part.lets)
+            if is_whole and isinstance(value, nodes.Convert):
+                return lines, self.c(value.operand)
             return lines, self._value(part, value)
         finally:
             self.c.narrow = None
+
+    def lets(self, lets: Iterable[nodes.Let]) -> list[str]:
+        """Statements for what is the same for all elements of a block."""
+        self.c.narrow = self._narrow
+        try:
+            return self._let_lines(lets)
+        finally:
+            self.c.narrow = None
+
+    def learn(self, lets: Iterable[nodes.Let]) -> None:
+        """Notes what floats can be that are given."""
+        for let in lets:
+            self._floats.learn(let)
+
+    def _let_lines(self, lets: Iterable[nodes.Let]) -> list[str]:
+        lines = []
+        for let in lets:
+            lines.append(self.c.let(let))
+            self._floats.learn(let)
+        return lines
 
     def _numbered(
         self, part: nodes.Elementwise, value: nodes.Expr
@@ -388,3 +440,7 @@ class Scope:
                 return f"static_cast<{self.c.type(kind)}>(whole_part({self.c(operand)}))"
             case _:
                 return self.c(value)
+
+
+def _converted(value: nodes.Expr, kind: Type) -> nodes.Expr:
+    return value if value.type == kind else nodes.Convert(kind, value.span, value)

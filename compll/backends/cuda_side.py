@@ -18,8 +18,8 @@ high packet part parts philox places places_here placed_here report room rows ro
 spot staged sum taken tensor tiles totals t u value_here wanted_ is_there bins_here block_here turn
 run block_index alone zero leaves_rest is_full is_full_tile is_whole is_rest
 eight own_sums decoded num sums tile_blocks own_blocks
-own_size own_lets own_tile own_sum own_in own_eight own_eights own_sizes own_made
-result body sum whole_spot
+own_size own_lets own_scalars tile_sizes own_tile own_sum own_in own_eight own_eights own_sizes
+own_made result body sum whole_spot
 """
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from compll.backends.c_common import max_bits
 from compll.backends.cuda_kernels import HEAD, HERE, ROWS, Kernels
 from compll.backends.cuda_reads import covers
-from compll.backends.cuda_reduce import Item, reduce_item
+from compll.backends.cuda_reduce import Extreme, Item, TileReduce, extremes_of, reduce_items
 from compll.backends.cuda_scope import Scope
 from compll.backends.cuda_side import element, neutral, part_of
 from compll.ir import nodes
@@ -46,39 +46,89 @@ class Sweeps:
             self._define_lets(lets)
 
     def body(
-        self, step: nodes.Sweep, loop: int, given: Mapping[nodes.Var, str] | None = None
+        self,
+        step: nodes.Sweep,
+        loop: int,
+        given: Mapping[nodes.Var, str] | None = None,
+        made_of: Sequence[nodes.Let] = (),
     ) -> None:
-        """The phases of a sweep, in braces; `given`: C++ for floats that its parts read."""
+        """The phases of a sweep, in braces.
+
+        Args:
+            step: the sweep.
+            loop: its number.
+            given: C++ for floats that its parts read.
+            made_of: what these are.
+        """
         scope, add = self._kernels.scope(), self.lines.add
         scope.given = given or {}
         roots: list[nodes.Expr] = [reduce.source for _, reduce in step.reduces]
         roots += [part_of(write.value) for write in step.writes]
         scope.unpack([step.size, *roots])
+        scope.learn(made_of)
         elements = scope.names.fresh("elements")
         add(f"const int64_t {elements} = {scope.c(step.size)};")
         gradient = self._kernels.sum_lines(roots)
-        items = []
         second: list[str] = []
         third: list[str] = []
         at_once: list[str] = []
-        for number, (var, reduce) in enumerate(step.reduces):
+        reduces = []
+        for var, reduce in step.reduces:
             kind = "float" if reduce.type == FLOAT else "int64_t"
             member = self._kernels.array(kind, f"{var.name}_parts", f"2 * call.tiles[{loop}]")
             self._parts[var] = member
-            items.append(reduce_item(scope, var, reduce, number, member, (second, third)))
+            part = f"call.{member}[spot.chunk * call.{member}_room + spot.base / kTile]"
+            reduces.append(TileReduce(var, reduce, part))
+        extremes = extremes_of(scope, reduces)
+        if extremes:
+            items = [extreme.item for extreme in extremes]
+        else:
+            items = reduce_items(scope, reduces, second, third)
+        is_all = not second
         for write in step.writes:
             items.append(self._write(scope, write, elements, second, at_once))
         self._kernels.each(scope, step.size, gradient, elements, items)
-        for phase in (second, third):
-            if not phase:
-                continue
-            is_all = phase is second and not step.reduces
-            opening = f"if (!({' && '.join(at_once)})) {{" if is_all and at_once else "{"
-            self.lines.open(opening)
-            self.lines.open("TF_HIPS_PHASE(t) {")
-            add(*phase)
-            self.lines.close()
-            self.lines.close()
+        self._phase(second, f"if (!({' && '.join(at_once)})) {{" if is_all and at_once else "{")
+        self._phase(third)
+        if extremes:
+            self._settle(step, reduces, extremes)
+        self.lines.close()
+
+    def _phase(self, statements: Sequence[str], opening: str = "{") -> None:
+        if not statements:
+            return
+        self.lines.open(opening)
+        self.lines.open("TF_HIPS_PHASE(t) {")
+        self.lines.add(*statements)
+        self.lines.close()
+        self.lines.close()
+
+    def _settle(
+        self, step: nodes.Sweep, reduces: Sequence[TileReduce], extremes: Sequence[Extreme]
+    ) -> None:
+        """The results of a tile; where its zeros or NaN may tell, once more in their order."""
+        add = self.lines.add
+        add(*(extreme.line for extreme in extremes))
+        self.lines.open(f"if ({' && '.join(f'is_signed({one.name})' for one in extremes)}) {{")
+        self.lines.open("TF_HIPS_PHASE(t) {")
+        self.lines.open("if (t == 0) {")
+        add(*(f"{one.part} = {found.name};" for one, found in zip(reduces, extremes, strict=True)))
+        self.lines.close()
+        self.lines.close()
+        self.lines.turn("} else {")
+        scope = self._kernels.scope()
+        second: list[str] = []
+        third: list[str] = []
+        roots = [one.reduce.source for one in reduces]
+        scope.unpack([step.size, *roots])
+        elements = scope.names.fresh("elements")
+        add(f"const int64_t {elements} = {scope.c(step.size)};")
+        gradient = self._kernels.sum_lines(roots)
+        items = reduce_items(scope, reduces, second, third)
+        self._kernels.each(scope, step.size, gradient, elements, items)
+        self._phase(second)
+        self._phase(third)
+        self.lines.close()
         self.lines.close()
 
     def _write(
@@ -138,13 +188,17 @@ class Sweeps:
         at_once.append(is_direct)
         count = f"packed_bytes(least(kTile, {elements} - spot.base), {bits})"
         second.append(f"if (!{is_direct}) write_staged(t, {staged}, {count}, {target});")
-        zero = f"static_cast<{held}>(0)"
+        is_whole = scope.is_whole(part, kind)
+        code, zero = "{}", f"static_cast<{held}>(0)"
+        if is_whole:
+            held = f"WholeCode<{held}>"
+            code, zero = f"{held}{{{{whole_bits({{}})}}}}", f"{held}{{kWhole}}"
         by = "" if bits.isdecimal() else "_by"
         return Item(
             part,
             kind,
             [f"{held} {codes}[kEach];"],
-            lambda text: f"{codes}[u] = is_inside ? {text} : {zero};",
+            lambda text: f"{codes}[u] = is_inside ? {code.format(text)} : {zero};",
             [
                 f"if (is_full && {is_direct}) {{",
                 f"  put_codes8{by}({codes}, {bits}, {target} + t * {bits});",
@@ -153,6 +207,7 @@ class Sweeps:
                 "}",
             ],
             opening=[f"const bool {is_direct} = is_full_tile && is_at_once({bits}, {target});"],
+            is_whole=is_whole,
         )
 
     def _define_lets(self, lets: Sequence[nodes.Let]) -> None:
@@ -169,27 +224,47 @@ class Sweeps:
             f"const int64_t {elements} = {scope.c(step.size)};",
             f"const int64_t {tiles} = {elements} <= 0 ? 0 : num_tiles({elements});",
         )
-        found = []
+        add = self.lines.add
+        ends, members, loads, folds = [], [], [], []
         for var, reduce in step.reduces:
-            kind = "float" if reduce.type == FLOAT else "int64_t"
+            is_float = reduce.type == FLOAT
+            kind = "float" if is_float else "int64_t"
             member = self._kernels.scalar(var, kind)
-            function = "finish_floats" if reduce.type == FLOAT else "finish_ints"
+            name, init = neutral(reduce.reducer, reduce.type), scope.c(reduce.init)
+            found, here = scope.names.fresh(f"{var.name}_found"), scope.names.fresh("here")
             parts = f"call.{self._parts[var]} + spot.chunk * call.{self._parts[var]}_room"
-            self.lines.add(
-                f"{function}<{neutral(reduce.reducer, reduce.type)}>({parts}, {tiles}, "
-                f"{scope.c(reduce.init)}, &call.scalars[spot.chunk].{member});"
-            )
-            found.append((var, member))
+            add(f"TF_HIPS_SHARED {kind} {found}[kGroups];")
+            if is_float:
+                left = scope.names.fresh("left")
+                add(f"const Parts {left} = few_parts<{name}>({parts}, {tiles});")
+                loads += [f"float {here}[8];", f"take_parts({left}, t, {here});"]
+                folds.append(f"fold_parts<{name}>({here}, {left}.count, t, {found});")
+                result = f"fold_found<{name}>({found}, {left}.count, {init})"
+            else:
+                loads.append(f"const int64_t {here} = join_parts<{name}>({parts}, {tiles}, t);")
+                folds.append(f"join_group<{name}>({here}, t, {found});")
+                result = f"join_found<{name}>({found}, {init})"
+            ends.append(f"call.scalars[spot.chunk].{member} = own_scalars.{member} = {result};")
+            members.append((var, member))
+        self.lines.open("TF_HIPS_PHASE(t) {")
+        add(*loads, *folds)
         self.lines.close()
-        for var, member in found:
-            self._kernels.define(var, "scalar", None, member)
+        self.lines.open("TF_HIPS_PHASE(t) {")
+        self.lines.open("if (t == 0) {")
+        # Of which this thread makes the rest without waiting for what it has written.
+        add("[[maybe_unused]] Scalars own_scalars;", *ends)
+        for var, member in members:
+            self._kernels.define(var, "scalar", None, member, f"own_scalars.{member}")
         for let in lets:
             self._define_once(let)
-        self._kernels.write_header(in_tiles=False)
+        self._kernels.write_header(in_tiles=False, by_one=True)
+        for _ in range(3):
+            self.lines.close()
         self._kernels.end()
+        self.side.leave_kernel()
 
     def _define_once(self, let: nodes.Let) -> None:
-        """Makes a let known; one that has to divide or the like, by one thread a chunk."""
+        """Makes a let known; one that has to divide or the like, by this one thread a chunk."""
         is_costly = let.var.type == FLOAT and any(
             (isinstance(expr, nodes.Binary) and expr.op == "/" and expr.type == FLOAT)
             or (isinstance(expr, nodes.Math) and expr.function in ("sqrt", "exp2", "log2"))
@@ -201,11 +276,10 @@ class Sweeps:
         member = self._kernels.scalar(let.var, "float")
         scope = self._kernels.scope()
         scope.unpack([let.value])
-        self.lines.open("TF_HIPS_PHASE(t) {")
-        self.lines.add(f"if (t == 0) call.scalars[spot.chunk].{member} = {scope.c(let.value)};")
+        here = f"own_scalars.{member}"
+        self.lines.add(f"call.scalars[spot.chunk].{member} = {here} = {scope.c(let.value)};")
         self.lines.close()
-        self.lines.close()
-        self._kernels.define(let.var, "scalar", None, member)
+        self._kernels.define(let.var, "scalar", None, member, here)
 
     # A decode whose one loop makes any element without the others: it sums rows as it goes.
 

@@ -17,7 +17,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from compll.backends.c_common import Lines, c_type
-from compll.backends.cuda_blocks import is_size
+from compll.backends.cuda_blocks import sizes_of
 from compll.backends.cuda_chain import Chain
 from compll.backends.cuda_kernels import HEAD, HERE, ROWS, Kernels
 from compll.backends.cuda_of_blocks import OfBlocks, of_blocks
@@ -236,7 +236,8 @@ class Tiles:
                     writes.append(dataclasses.replace(write, value=part))
                     given |= found
                 whole = dataclasses.replace(step, writes=tuple(writes))
-                self._sweeps.body(whole, loop, given)
+                lets = [let for write in step.writes for let in part_of(write.value).lets]
+                self._sweeps.body(whole, loop, given, lets)
             case nodes.Sweep():
                 self._of_blocks.per_block(step)
             case _:
@@ -351,7 +352,7 @@ class Tiles:
         scope, part, elements, (block, count) = self._tile(value)
         values, number = scope.names.fresh("values_here"), self._of_blocks.numbers[step.var]
         reducer = neutral(value.reducer, FLOAT)
-        is_of_sizes = value.reducer == "max" and is_size(part.value)
+        is_of_sizes = value.reducer == "max" and sizes_of(part.value) is not None
         stage = f"keep_padded({values}, t, own_tile);"
         if is_of_sizes:
             stage = f"own_tile[t] = largest_of({values}, {block});"

@@ -7,7 +7,7 @@ as the loop rounds. What is known of integers says narrow.py.
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -21,16 +21,54 @@ _MAX_WIDTHS = 32
 
 @dataclass(frozen=True)
 class FloatRange:
-    """The numbers from `low` to `high`, both binary32; and NaN, if `has_nan`."""
+    """The numbers from `low` to `high`, both binary32; and NaN, if `has_nan`.
+
+    `least`: no number but a zero is nearer to zero.
+    """
 
     low: float = -np.inf
     high: float = np.inf
     has_nan: bool = True
+    least: float = field(default=0.0, compare=False)
 
     @property
     def is_finite(self) -> bool:
         """Whether no infinity is among them."""
         return bool(np.isfinite(self.low) and np.isfinite(self.high))
+
+    @property
+    def has_zero(self) -> bool:
+        """Whether a zero is among them."""
+        return self.low <= 0 <= self.high
+
+    def __or__(self, other: "FloatRange") -> "FloatRange":
+        """What holds both."""
+        low, high = min(self.low, other.low), max(self.high, other.high)
+        least = min(self._nearest(), other._nearest())
+        return FloatRange(low, high, self.has_nan or other.has_nan, least)
+
+    def _nearest(self) -> float:
+        if self.low == self.high == 0:
+            return np.inf
+        return self.least if self.has_zero else min(abs(self.low), abs(self.high))
+
+
+class FloatRanges:
+    """Those of floats, as far as they follow from what has been learned."""
+
+    def __init__(self, ranges: Ranges) -> None:
+        """`ranges`: of integers."""
+        self._ranges = ranges
+        self._lets: dict[nodes.Var, FloatRange] = {}
+
+    def learn(self, let: nodes.Let) -> None:
+        """Finds that of a variable."""
+        if let.var.type == FLOAT:
+            self._lets[let.var] = self(let.value)
+
+    def __call__(self, expr: nodes.Expr) -> FloatRange:
+        """That of a float."""
+        return _found(expr, self._lets, self._ranges)
 
 
 def never_above_top(part: nodes.Elementwise, value: nodes.Convert, ranges: Ranges) -> bool:
@@ -43,6 +81,17 @@ def never_above_top(part: nodes.Elementwise, value: nodes.Convert, ranges: Range
         return False
     for bits, known in _widths(value.type, ranges):
         if not float_range(part, value.operand, known).high < 2.0**bits:
+            return False
+    return True
+
+
+def is_whole_code(part: nodes.Elementwise, value: nodes.Convert, ranges: Ranges) -> bool:
+    """Whether, besides, the float is a number from 0 on, and the code one of at most 16 bits."""
+    if not isinstance(value.type, UInt):
+        return False
+    for bits, known in _widths(value.type, ranges):
+        found = float_range(part, value.operand, known)
+        if found.has_nan or found.low < 0 or not found.high < 2.0 ** min(bits, 16):
             return False
     return True
 
@@ -79,13 +128,50 @@ def _found(expr: nodes.Expr, lets: dict[nodes.Var, FloatRange], ranges: Ranges) 
         case nodes.Select() if is_number_or_0(expr):
             found = _found(expr.yes, lets, ranges)
             return FloatRange(min(found.low, 0.0), max(found.high, 0.0), has_nan=False)
-        case nodes.Binary(op="+" | "-" | "*"):
+        case nodes.Select() if expr.type == FLOAT:
+            yes = _found(expr.yes, _where(expr.condition, lets, is_met=True), ranges)
+            return yes | _found(expr.no, _where(expr.condition, lets, is_met=False), ranges)
+        case nodes.Binary(op="+" | "-" | "*" | "/") if expr.type == FLOAT:
             x, y = (_found(side, lets, ranges) for side in (expr.left, expr.right))
             return _of_sides(expr.op, x, y)
         case nodes.Math(function="min" | "max"):
             x, y = (_found(side, lets, ranges) for side in expr.arguments)
             return _of_bounds(expr.function, x, y)
+        case nodes.Math(function="abs"):
+            x = _found(expr.arguments[0], lets, ranges)
+            ends = abs(x.low), abs(x.high)
+            return FloatRange(0.0 if x.has_zero else min(ends), max(ends), x.has_nan, x.least)
     return FloatRange()
+
+
+def _where(
+    condition: nodes.Expr, lets: dict[nodes.Var, FloatRange], *, is_met: bool
+) -> dict[nodes.Var, FloatRange]:
+    """What is known where a variable is compared with a number, and that is met, or is not."""
+    match condition:
+        case nodes.Binary(
+            op="<" | "<=" | ">" | ">=", left=nodes.Ref(var=var), right=nodes.Const(value=value)
+        ) if var in lets:
+            known, bound = lets[var], np.float32(value)
+        case _:
+            return lets
+    op: str = condition.op
+    if not is_met:
+        op = {"<": ">=", "<=": ">", ">": "<=", ">=": "<"}[op]
+    low, high = known.low, known.high
+    if op == "<":
+        high = min(high, float(np.nextafter(bound, np.float32(-np.inf))))
+    elif op == "<=":
+        high = min(high, float(bound))
+    elif op == ">":
+        low = max(low, float(np.nextafter(bound, np.float32(np.inf))))
+    else:
+        low = max(low, float(bound))
+    if low > 0:
+        low = max(low, known.least)
+    # NaN meets nothing. Where no number is left, nothing is said.
+    found = FloatRange(low, high, known.has_nan and not is_met, known.least)
+    return lets if low > high else {**lets, var: found}
 
 
 def _widths(kind: UInt, ranges: Ranges) -> Iterator[tuple[int, Ranges]]:
@@ -114,7 +200,15 @@ def _of_integers(found: Range | None) -> FloatRange:
 
 
 def _of_sides(op: str, x: FloatRange, y: FloatRange) -> FloatRange:
-    if not (x.is_finite and y.is_finite):
+    # Infinities of which one could be taken from another, or be multiplied by a zero; and zeros by
+    # which something could be divided.
+    if op == "/":
+        is_unknown = not x.is_finite or not y.low > 0
+    elif op == "*":
+        is_unknown = any(a.has_zero and not b.is_finite for a, b in ((x, y), (y, x)))
+    else:
+        is_unknown = not (x.is_finite or y.is_finite)
+    if is_unknown:
         return FloatRange()
     with semantics.quiet():
         ends = [

@@ -16,9 +16,10 @@ from tests.compll.support import encoder
 
 ALL = (-np.inf, np.inf)
 UNIT = 1 - 2.0**-16  # the largest noise
-# g is any float, c 0 to 255, u noise from 0 to 1, y noise from -2 to -1; k parameters from 1 to 4.
+# g is any float, c 0 to 255, u noise from 0 to 1, y noise from -2 to -1, w is u but for what is
+# small; k parameters from 1 to 4.
 LETS = """float g = gradient[i]; float c = few[i]; float u = random<float>(0, 1); float y = u - 2;
-          int far = few[i] - 16777217; """
+          float w = u < 0.25 ? 0.0 : u; int far = few[i] - 16777217; """
 NUMBERS = {
     "g": (*ALL, True),
     "2.5": (2.5, 2.5, False),
@@ -29,7 +30,27 @@ NUMBERS = {
     "y * y": ((UNIT - 2) ** 2, 4, False),
     "u * 3 + k": (1, 3 * UNIT + 4, False),
     "far": (-(2.0**24), -(2.0**24) + 254, False),  # the least one, -2^24 - 1, is no float
-    "c * 1e38 * 0.5": (*ALL, True),  # an infinity is among them, so nothing is known of it
+    "c * 1e38 * 0.5": (0, np.inf, False),
+    "c * 1e38 - c * 1e38": (*ALL, True),  # infinity less infinity
+    "c * 1e38 * c": (*ALL, True),  # infinity times 0
+    "c * 1e38 + g": (*ALL, True),
+    "c * 1e38 - c": (-255, np.inf, False),
+    "1 / y": (-np.inf, np.inf, True),  # not done: numbers below 0
+    "1 / (u + 1)": (1 / (UNIT + 1), 1, False),
+    "c / (u + 1)": (0, 255, False),
+    "g / (u + 1)": (*ALL, True),
+    "1 / u": (*ALL, True),
+    "abs(g)": (0, np.inf, True),
+    "abs(y)": (2 - UNIT, 2, False),
+    "abs(u - 0.75)": (0, 0.75, False),
+    "g < 2 ? 3.0 : g": (2, np.inf, True),
+    "g >= 2 ? g : 1.0": (1, np.inf, False),
+    "g > 2 ? 2.0 : g": (-np.inf, 2, True),
+    "g <= 2 ? g : 0.0": (-np.inf, 2, False),
+    "u > 0 ? 1 / u : 0": (0, np.inf, False),
+    "w > 0 ? 1 / w : 0": (0, 4, False),
+    "y > 0 ? 1 / y : 0": (-np.inf, np.inf, True),  # none is: nothing is made of that
+    "k == 1 ? u : c + 1": (0, 256, False),
     "c + g": (*ALL, True),
     "g == g ? g : 0": (*ALL, False),
     "u == u ? u : 0": (0, UNIT, False),

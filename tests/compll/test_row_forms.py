@@ -63,7 +63,8 @@ QUANTISERS = {
     "far below 0": ({"value": f"{CLAMPED} - 4e9"}, ""),
     "products": ({"value": f"({CLAMPED}) * 0.5"}, ""),
     "products of what is not known": ({"value": f"({CLAMPED}) * number"}, "below"),
-    "quotients": ({"value": f"({CLAMPED}) / 2"}, "below"),
+    "quotients": ({"value": f"({CLAMPED}) / 2"}, ""),
+    "quotients of what may be 0": ({"value": f"({CLAMPED}) / (number - 1)"}, "below"),
 }
 
 

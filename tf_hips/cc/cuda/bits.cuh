@@ -59,6 +59,61 @@ TF_HIPS_INLINE void join8(const Code (&codes)[8], int bits, uint64_t* low, uint6
   }
 }
 
+// A code that was made of a float from 0 on, as the bits of 2^23 + that float, rounded down: what
+// an addition gives, while a conversion takes a GPU eight times as long.
+template <typename Code>
+struct WholeCode {
+  uint32_t bits;
+};
+
+// The bits of 2^23.
+constexpr uint32_t kWhole = 0x4B000000u;
+
+// Of a float from 0 on that is below 2^22.
+TF_HIPS_INLINE uint32_t whole_bits(float x) {
+#ifdef __CUDA_ARCH__
+  return __float_as_uint(__fadd_rd(x, 8388608.0f));
+#else
+  return kWhole + static_cast<uint32_t>(x);
+#endif
+}
+
+// `count` such codes from number `begin` on, of 32 bits together. They have no bits in common, so
+// that a sum joins them, and what each has besides is taken away from all at once.
+template <typename Code>
+TF_HIPS_INLINE uint32_t joined_whole(const WholeCode<Code> (&codes)[8], int begin, int count,
+                                     int bits) {
+  uint32_t word = 0, besides = 0;
+  TF_HIPS_UNROLL
+  for (int u = 0; u < count; ++u) {
+    word += codes[begin + u].bits << (u * bits);
+    besides += kWhole << (u * bits);
+  }
+  return word - besides;
+}
+
+template <typename Code>
+TF_HIPS_INLINE void join8(const WholeCode<Code> (&codes)[8], int bits, uint64_t* low,
+                          uint64_t* high) {
+  *high = 0;
+  if (bits <= 4) {
+    *low = joined_whole(codes, 0, 8, bits);
+  } else if (bits == 8) {
+    *low = static_cast<uint64_t>(joined_whole(codes, 4, 4, 8)) << 32 | joined_whole(codes, 0, 4, 8);
+  } else {
+    Code plain[8];
+    TF_HIPS_UNROLL
+    for (int u = 0; u < 8; ++u) plain[u] = static_cast<Code>(codes[u].bits);
+    join8(plain, bits, low, high);
+  }
+}
+
+// The most bits of codes.
+template <typename Code>
+constexpr int kMostBits = 8 * sizeof(Code);
+template <typename Code>
+constexpr int kMostBits<WholeCode<Code>> = 8 * sizeof(Code);
+
 // Whether a thread can read and write its eight codes of so many bits at once, where a field, or
 // these codes, begin at `at`.
 TF_HIPS_INLINE bool is_at_once(int bits, const uint8_t* at) {
@@ -96,10 +151,20 @@ __device__ __forceinline__ void put_codes8(const float (&values)[8], int bits, u
   put_codes8(codes, bits, out);
 }
 
-// The same where a parameter says how many bits there are.
+// The same where a parameter says how many bits there are: a power of two (is_at_once).
 template <typename Code>
 __device__ __forceinline__ void put_codes8_by(const Code (&codes)[8], int bits, uint8_t* out) {
-  with_bits<8 * sizeof(Code)>(bits, [&](auto known) { put_codes8(codes, known, out); });
+  if (bits == 4) {
+    put_codes8(codes, 4, out);
+  } else if (bits == 2) {
+    put_codes8(codes, 2, out);
+  } else if (bits == 1) {
+    put_codes8(codes, 1, out);
+  } else if (bits == 8) {
+    put_codes8(codes, 8, out);
+  } else if constexpr (kMostBits<Code> > 8) {
+    put_codes8(codes, 16, out);
+  }
 }
 
 // Eight codes of `bits` bits, at most 16, to `bits` bytes; `out`: a multiple of `bits` bytes behind
@@ -148,7 +213,7 @@ TF_HIPS_INLINE void pack8(const float (&values)[8], int, uint8_t* out) {
 // The same where a parameter says how many bits there are.
 template <typename Code>
 TF_HIPS_INLINE void pack8_by(const Code (&codes)[8], int bits, uint8_t* out) {
-  with_bits<8 * sizeof(Code)>(bits, [&](auto known) { pack8(codes, known, out); });
+  with_bits<kMostBits<Code>>(bits, [&](auto known) { pack8(codes, known, out); });
 }
 
 // Writes `all` bytes of shared memory, by all threads of a block, 16 at a time.
@@ -336,7 +401,12 @@ TF_HIPS_INLINE void store_code(uint64_t value, int bits, uint8_t* out) {
 }
 
 TF_HIPS_INLINE void store_float(float value, uint8_t* out) {
-  store_code(canonical_bits(value), 32, out);
+  const uint32_t word = canonical_bits(value);
+  if (is_aligned(out, 4)) {
+    *reinterpret_cast<uint32_t*>(out) = word;
+  } else {
+    store_code(word, 32, out);
+  }
 }
 
 }  // namespace cuda

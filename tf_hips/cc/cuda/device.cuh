@@ -45,11 +45,23 @@
 #define TF_HIPS_MAY_BE_ALONE true
 #endif
 
+// What the host has seen to.
+#ifdef __CUDA_ARCH__
+#define TF_HIPS_ASSUME(condition) __builtin_assume(condition)
+#else
+#define TF_HIPS_ASSUME(condition) static_cast<void>(condition)
+#endif
+
 // What a block of threads does: a function of its number. All threads of it call it.
 #define TF_HIPS_BLOCK [[maybe_unused]] static __device__ __forceinline__ void
 
 #define TF_HIPS_KERNEL \
   [[maybe_unused]] static __global__ void __launch_bounds__(::tf_hips::cuda::kThreads)
+
+// One of which a multiprocessor is to have as many blocks of threads as it can: at 32 registers a
+// thread. Left alone nvcc takes some more, which save it nothing.
+#define TF_HIPS_CROWDED_KERNEL \
+  [[maybe_unused]] static __global__ void __launch_bounds__(::tf_hips::cuda::kThreads, 16)
 
 namespace tf_hips {
 namespace cuda {
@@ -139,6 +151,13 @@ TF_HIPS_INLINE float bounded_max(float a, float b) {
 #else
   return a > b ? a : b;
 #endif
+}
+
+// float_bits of what is not NaN.
+TF_HIPS_INLINE uint32_t number_bits(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits;
 }
 
 // The code of a float that is below the first number that is too large for one; 0 of NaN, and of

@@ -13,13 +13,16 @@ struct PhiloxBlock {
   uint32_t word[4];
 };
 
-// The keys of the ten rounds of a call site, the same for all elements of a call.
+// The keys of the ten rounds of a call site, the same for all elements of a call; and the exponent
+// of 128 as 16 bits, here because an instruction of a GPU has room for one constant.
 struct PhiloxKeys {
   uint32_t first[10], second[10];
+  uint32_t exponent;
 };
 
 TF_HIPS_INLINE PhiloxKeys philox_keys(const TfHipsKey& key, uint32_t site) {
   PhiloxKeys keys;
+  keys.exponent = 0x4300u;
   uint32_t k0 = static_cast<uint32_t>(key.seed);
   uint32_t k1 = static_cast<uint32_t>(key.seed >> 32) ^ site;
   TF_HIPS_UNROLL
@@ -72,18 +75,38 @@ TF_HIPS_INLINE uint32_t wide_noise_at(const TfHipsKey& key, uint32_t site, int64
   return word_of(philox(key, philox_keys(key, site), element / 4), static_cast<int>(element % 4));
 }
 
-// The 16 random bits of eight elements from `first` on: one block, where they are aligned.
-TF_HIPS_INLINE void noise8(const TfHipsKey& key, const PhiloxKeys& keys, int64_t first,
-                           uint16_t (&out)[8]) {
+// 16 random bits, in one half of a word: to cut them out costs a GPU as much as to use them there.
+struct Noise {
+  uint32_t word;
+  bool is_high;
+  uint32_t exponent;  // that of 128
+
+  TF_HIPS_INLINE operator uint16_t() const {
+    return static_cast<uint16_t>(is_high ? word >> 16 : word);
+  }
+};
+
+// Those of eight elements.
+struct NoiseOfEight {
+  uint32_t word[4];
+  uint32_t exponent;
+
+  TF_HIPS_INLINE Noise operator[](int u) const { return {word[u / 2], u % 2 != 0, exponent}; }
+};
+
+// Whether eight elements of a tile have noise of one block: their numbers are multiples of 8.
+TF_HIPS_INLINE bool is_noise_whole(const TfHipsKey& key) { return key.offset % 8 == 0; }
+
+// The 16 random bits of eight elements from `first` on. `is_full`: they are in one block.
+template <bool is_full>
+TF_HIPS_INLINE NoiseOfEight noise8(const TfHipsKey& key, const PhiloxKeys& keys, int64_t first) {
   const uint64_t element = key.offset + static_cast<uint64_t>(first);
   const PhiloxBlock block = philox(key, keys, element / 8);
-  if (element % 8 == 0) {
-    TF_HIPS_UNROLL
-    for (int u = 0; u < 8; ++u) out[u] = lane_of(block, u);
-    return;
-  }
-  const PhiloxBlock next = philox(key, keys, element / 8 + 1);
+  NoiseOfEight out = {{block.word[0], block.word[1], block.word[2], block.word[3]},
+                      keys.exponent};
   const int skipped = static_cast<int>(element % 8);
+  if (is_full || skipped == 0) return out;
+  const PhiloxBlock next = philox(key, keys, element / 8 + 1);
   uint32_t word[8];
   TF_HIPS_UNROLL
   for (int k = 0; k < 4; ++k) word[k] = block.word[k], word[4 + k] = next.word[k];
@@ -94,19 +117,19 @@ TF_HIPS_INLINE void noise8(const TfHipsKey& key, const PhiloxKeys& keys, int64_t
   TF_HIPS_UNROLL
   for (int k = 0; k < 4; ++k) {
     const uint64_t pair = static_cast<uint64_t>(word[k + 1]) << 32 | word[k];
-    const uint32_t both = static_cast<uint32_t>(pair >> (skipped % 2 * 16));
-    out[2 * k] = static_cast<uint16_t>(both);
-    out[2 * k + 1] = static_cast<uint16_t>(both >> 16);
+    out.word[k] = static_cast<uint32_t>(pair >> (skipped % 2 * 16));
   }
+  return out;
 }
 
 // 32 random bits each: two blocks, or three.
+template <bool is_full>
 TF_HIPS_INLINE void wide_noise8(const TfHipsKey& key, const PhiloxKeys& keys, int64_t first,
                                 uint32_t (&out)[8]) {
   const uint64_t element = key.offset + static_cast<uint64_t>(first);
   const PhiloxBlock low = philox(key, keys, element / 4);
   const PhiloxBlock high = philox(key, keys, element / 4 + 1);
-  if (element % 4 != 0) {
+  if (!is_full && element % 4 != 0) {
     const PhiloxBlock next = philox(key, keys, element / 4 + 2);
     const int skipped = static_cast<int>(element % 4);
     TF_HIPS_UNROLL
@@ -123,9 +146,19 @@ TF_HIPS_INLINE void wide_noise8(const TfHipsKey& key, const PhiloxKeys& keys, in
   }
 }
 
-// random_float(0, 1, noise).
+// random_float(0, 1, noise): 128 + noise / 65536, of which these are the bits, less 128; both are
+// exact. To convert an integer would take a GPU as long as four such steps.
 TF_HIPS_INLINE float random_unit(uint16_t noise) {
-  return static_cast<float>(static_cast<int32_t>(noise)) * 0x1p-16f;
+  return bits_float(int64_t{0x43000000u | noise}) - 128.0f;
+}
+
+TF_HIPS_INLINE float random_unit(Noise noise) {
+#ifdef __CUDA_ARCH__
+  return __uint_as_float(__byte_perm(noise.word, noise.exponent, noise.is_high ? 0x5432u : 0x5410u)) -
+         128.0f;
+#else
+  return random_unit(static_cast<uint16_t>(noise));
+#endif
 }
 
 TF_HIPS_INLINE float random_float(float low, float high, uint16_t noise) {

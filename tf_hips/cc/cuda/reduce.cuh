@@ -7,12 +7,22 @@
 #ifndef TF_HIPS_CC_CUDA_REDUCE_CUH_
 #define TF_HIPS_CC_CUDA_REDUCE_CUH_
 
-#include "tf_hips/cc/cuda/device.cuh"
+#include "tf_hips/cc/cuda/eights.cuh"
 
 namespace tf_hips {
 namespace cuda {
 
 constexpr int kLanes = 16;
+
+// Threads of which one knows what all of them have found: of a warp, or each for itself.
+#ifdef __CUDA_ARCH__
+constexpr int kNear = 32;
+#else
+constexpr int kNear = 1;
+#endif
+
+// Groups of so many threads in a block.
+constexpr int kGroups = kThreads / kNear;
 
 struct Sum {
   static TF_HIPS_INLINE float neutral() { return 0.0f; }
@@ -121,16 +131,13 @@ __device__ int64_t join_shares(const int64_t* lanes) {
   return value;
 }
 
-// Combines `count` values, one to eight, pairwise: three levels of the tree.
-template <typename Reducer>
-TF_HIPS_INLINE float fold_few(const float* values, int count) {
-  float value[8];
+// Combines `count` neighbours, one to kMost, a power of two, pairwise. Others may be anything.
+template <typename Reducer, int kMost>
+TF_HIPS_INLINE float fold_pairs(float (&value)[kMost], int count) {
   TF_HIPS_UNROLL
-  for (int k = 0; k < 8; ++k) value[k] = k < count ? values[k] : 0.0f;
-  TF_HIPS_UNROLL
-  for (int width = 4; width > 0; width /= 2) {
+  for (int width = kMost / 2; width > 0; width /= 2) {
     TF_HIPS_UNROLL
-    for (int k = 0; k < 4; ++k) {
+    for (int k = 0; k < kMost / 2; ++k) {
       if (k >= width) break;
       value[k] = 2 * k + 1 < count ? Reducer::fold(value[2 * k], value[2 * k + 1]) : value[2 * k];
     }
@@ -139,12 +146,32 @@ TF_HIPS_INLINE float fold_few(const float* values, int count) {
   return value[0];
 }
 
-// Combines `tiles` values at `from`, with room for half as many at `to`. In phases, of three levels
-// each. Its callers say which memory that is: a pointer to either would be slower to read from.
+// Eight neighbours of which `count` are there.
 template <typename Reducer>
-__device__ __forceinline__ void finish_levels(float* from, float* to, int64_t tiles, float init,
-                                              float* result) {
-  for (int64_t count = tiles; count > 1; count = (count + 7) / 8) {
+__device__ float fold_few(const float* values, int count) {
+  float value[8];
+  TF_HIPS_UNROLL
+  for (int k = 0; k < 8; ++k) value[k] = k < count ? values[k] : 0.0f;
+  return fold_pairs<Reducer>(value, count);
+}
+
+// The results of a chunk's tiles are combined pairwise, in two phases, which those of several
+// reductions share: each thread reads eight neighbours, and they become one by groups of threads;
+// then one thread combines what groups have found.
+
+// Where the results of at most kTile tiles are, or of what they are combined to.
+struct Parts {
+  const float* values;
+  int count;
+};
+
+// Combines results until no more than kTile are left; there is room for half as many behind them.
+// In phases; all threads must call it. A chunk of the gradient has none too many.
+template <typename Reducer>
+__device__ __forceinline__ Parts few_parts(float* from, int64_t tiles) {
+  float* to = from + tiles;
+  int64_t count = tiles;
+  while (count > kTile) {
     TF_HIPS_PHASE(t) {
       for (int64_t k = t; 8 * k < count; k += kThreads) {
         to[k] = fold_few<Reducer>(from + 8 * k, static_cast<int>(least(8, count - 8 * k)));
@@ -153,49 +180,174 @@ __device__ __forceinline__ void finish_levels(float* from, float* to, int64_t ti
     float* const last = from;
     from = to;
     to = last;
+    count = (count + 7) / 8;
   }
-  TF_HIPS_PHASE(t) {
-    if (t == 0) *result = tiles == 0 ? init : Reducer::fold(init, from[0]);
-  }
+  return {from, static_cast<int>(count)};
 }
+
+// What a thread reads of them.
+TF_HIPS_INLINE void take_parts(const Parts& parts, int t, float (&out)[8]) {
+  if (8 * t + 8 <= parts.count && is_aligned(parts.values, 16)) {
+    take8(parts.values + 8 * t, out);
+    return;
+  }
+  TF_HIPS_UNROLL
+  for (int u = 0; u < 8; ++u) out[u] = 8 * t + u < parts.count ? parts.values[8 * t + u] : 0.0f;
+}
+
+// What a group of threads makes of it, of which one leaves it in `found`. All threads of a block
+// must call it.
+template <typename Reducer>
+TF_HIPS_INLINE void fold_parts(float (&values)[8], int count, int t, float* found) {
+  const int own = count - 8 * t;
+  float value = own >= 8 ? fold_pairs<Reducer>(values, 8) : fold_pairs<Reducer>(values, own);
+#ifdef __CUDA_ARCH__
+  TF_HIPS_UNROLL
+  for (int apart = 1; apart < kNear; apart *= 2) {
+    // Threads between would give what nobody takes.
+    const float other = __shfl_down_sync(~0u, value, apart);
+    if (8 * (t + apart) < count) value = Reducer::fold(value, other);
+  }
+#endif
+  if (t % kNear == 0) found[t / kNear] = value;
+}
+
+// The result of all, by one thread.
+template <typename Reducer>
+__device__ float fold_found(const float* found, int count, float init) {
+  if (count == 0) return init;
+  float value[kGroups];
+  TF_HIPS_UNROLL
+  for (int k = 0; k < kGroups; ++k) value[k] = found[k];
+  return Reducer::fold(init, fold_pairs<Reducer>(value, (count + 8 * kNear - 1) / (8 * kNear)));
+}
+
+// The same of integers, whose order is free.
+template <typename Reducer>
+TF_HIPS_INLINE int64_t join_parts(const int64_t* parts, int64_t tiles, int t) {
+  int64_t value = Reducer::neutral();
+  // All are asked for before the first is there.
+  TF_HIPS_UNROLL
+  for (int u = 0; u < kEach; ++u) {
+    const int k = t + u * kThreads;
+    value = Reducer::join(value, k < tiles ? parts[k] : Reducer::neutral());
+  }
+  for (int64_t k = t + kTile; k < tiles; k += kThreads) value = Reducer::join(value, parts[k]);
+  return value;
+}
+
+template <typename Reducer>
+TF_HIPS_INLINE void join_group(int64_t value, int t, int64_t* found) {
+#ifdef __CUDA_ARCH__
+  TF_HIPS_UNROLL
+  for (int apart = 1; apart < kNear; apart *= 2) {
+    value = Reducer::join(value, __shfl_xor_sync(~0u, static_cast<long long>(value), apart));
+  }
+#endif
+  if (t % kNear == 0) found[t / kNear] = value;
+}
+
+template <typename Reducer>
+__device__ int64_t join_found(const int64_t* found, int64_t init) {
+  int64_t value = init;
+  for (int k = 0; k < kGroups; ++k) value = Reducer::join(value, found[k]);
+  return value;
+}
+
+// The sum of what the threads of a group have, which one of them leaves in `found`; and that of all
+// groups. All threads of a block must call it.
+TF_HIPS_INLINE void sum_group(int32_t value, int t, int32_t* found) {
+#ifdef __CUDA_ARCH__
+  value = __reduce_add_sync(~0u, value);
+#endif
+  if (t % kNear == 0) found[t / kNear] = value;
+}
+
+TF_HIPS_INLINE int64_t sum_found(const int32_t* found) {
+  int32_t value = 0;
+  TF_HIPS_UNROLL
+  for (int k = 0; k < kGroups; ++k) value += found[k];
+  return value;
+}
+
+// The largest or least float of a tile, in any order. That of its lanes is the same, bit for bit,
+// unless it is a zero, of which there are two, or there is NaN, which is then the result.
+
+// The larger of two, NaN if one is.
+TF_HIPS_INLINE float largest_or_nan(float a, float b) {
+#ifdef __CUDA_ARCH__
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+  return larger;
+#else
+  return a != a || a > b ? a : b;
+#endif
+}
+
+// What is larger the sooner a float is the result.
+template <typename Reducer>
+TF_HIPS_INLINE float upwards(float x) {
+  static_assert(std::is_same_v<Reducer, Max> || std::is_same_v<Reducer, Min>);
+  return std::is_same_v<Reducer, Max> ? x : -x;
+}
+
+// What a group of threads finds, of which one leaves it in `found`. All threads of a block must
+// call it.
+template <typename Reducer>
+TF_HIPS_INLINE void note_extreme(const float (&values)[8], int t, float* found) {
+  float value = upwards<Reducer>(values[0]);
+  TF_HIPS_UNROLL
+  for (int u = 1; u < 8; ++u) value = largest_or_nan(value, upwards<Reducer>(values[u]));
+#ifdef __CUDA_ARCH__
+  // Of numbers below 0 the bits behind the sign have the opposite order.
+  const int bits = __float_as_int(value);
+  const int most = __reduce_max_sync(~0u, bits ^ (bits >> 31 & 0x7FFFFFFF));
+  value = __int_as_float(most ^ (most >> 31 & 0x7FFFFFFF));
+#endif
+  if (t % kNear == 0) found[t / kNear] = value;
+}
+
+template <typename Reducer>
+TF_HIPS_INLINE float extreme_found(const float* found) {
+  float value = found[0];
+  TF_HIPS_UNROLL
+  for (int k = 1; k < kGroups; ++k) value = largest_or_nan(value, found[k]);
+  return upwards<Reducer>(value);
+}
+
+// Whether a float is neither a zero nor NaN.
+TF_HIPS_INLINE bool is_signed(float x) { return x < 0.0f || x > 0.0f; }
 
 // The result of a chunk from those of its tiles, in phases; all threads must call it. `parts` has
 // room for half as many again behind them.
 template <typename Reducer>
 __device__ void finish_floats(float* parts, int64_t tiles, float init, float* result) {
-  TF_HIPS_SHARED float levels[kTile / 8 + kTile / 64];
-  if (tiles > kTile) {
-    finish_levels<Reducer>(parts, parts + tiles, tiles, init, result);
-    return;
+  TF_HIPS_SHARED float found[kGroups];
+  const Parts left = few_parts<Reducer>(parts, tiles);
+  TF_HIPS_PHASE(t) {
+    float values[8];
+    take_parts(left, t, values);
+    fold_parts<Reducer>(values, left.count, t, found);
   }
   TF_HIPS_PHASE(t) {
-    for (int64_t k = t; 8 * k < tiles; k += kThreads) {
-      levels[k] = fold_few<Reducer>(parts + 8 * k, static_cast<int>(least(8, tiles - 8 * k)));
-    }
+    if (t == 0) *result = fold_found<Reducer>(found, left.count, init);
   }
-  finish_levels<Reducer>(levels, levels + kTile / 8, (tiles + 7) / 8, init, result);
 }
 
 template <typename Reducer>
 __device__ void finish_ints(const int64_t* parts, int64_t tiles, int64_t init, int64_t* result) {
-  TF_HIPS_SHARED int64_t totals[kThreads];
-  TF_HIPS_SHARED int64_t lanes[kLanes];
+  TF_HIPS_SHARED int64_t found[kGroups];
+  TF_HIPS_PHASE(t) { join_group<Reducer>(join_parts<Reducer>(parts, tiles, t), t, found); }
   TF_HIPS_PHASE(t) {
-    int64_t value = Reducer::neutral();
-    for (int64_t k = t; k < tiles; k += kThreads) value = Reducer::join(value, parts[k]);
-    totals[t] = value;
-  }
-  TF_HIPS_PHASE(t) {
-    if (t < kLanes) lanes[t] = join_share<Reducer>(totals, t);
-  }
-  TF_HIPS_PHASE(t) {
-    if (t == 0) *result = Reducer::join(init, join_shares<Reducer>(lanes));
+    if (t == 0) *result = join_found<Reducer>(found, init);
   }
 }
 
 // The number of the block of `block` elements, a power of two, that holds an element; so of
-// elements + block - 1 the number of blocks, without a division.
-TF_HIPS_INLINE int64_t block_number(int64_t element, int64_t block) {
+// elements + block - 1 the number of blocks, without a division. In 32 bits where `element` has no
+// more.
+template <typename Int>
+TF_HIPS_INLINE Int block_number(Int element, int64_t block) {
 #ifdef __CUDA_ARCH__
   return element >> (31 - __clz(static_cast<int>(block)));
 #else
@@ -236,41 +388,60 @@ __device__ void reduce_int_blocks(const int64_t* tile, int count, int block, int
   }
 }
 
-// Threads of which one knows what all of them have found: of a warp, or each for itself.
+// The larger of two sizes, of which none is -0, and the second not NaN: then the machine's own
+// maximum is that of the language, but that it leaves out NaN.
+TF_HIPS_INLINE float larger_size(float a, float b) {
 #ifdef __CUDA_ARCH__
-constexpr int kNear = 32;
+  return fmaxf(a, b);
 #else
-constexpr int kNear = 1;
+  return a > b ? a : b;
 #endif
+}
 
-// The largest of the elements of `threads` threads, a power of two, of which this is one, or of the
-// next kNear of them. None is NaN or -0. All threads of a block must call it.
-TF_HIPS_INLINE float largest_near(const float (&values)[8], [[maybe_unused]] int threads) {
-  float largest = values[0];
+// The largest of eight sizes that are no larger than `most`, a number; 0 where there is none. They
+// are absolute values, NaN and infinities among them.
+TF_HIPS_INLINE float largest_size(const float (&sizes)[8], float most) {
+  float largest = 0.0f;
   TF_HIPS_UNROLL
-  for (int u = 1; u < 8; ++u) largest = Max::fold(largest, values[u]);
+  for (int u = 0; u < 8; ++u) largest = larger_size(sizes[u], largest);
+  if (largest <= most) return largest;
+  largest = 0.0f;
+  TF_HIPS_UNROLL
+  for (int u = 0; u < 8; ++u) {
+    if (sizes[u] <= most) largest = larger_size(sizes[u], largest);
+  }
+  return largest;
+}
+
+// The same of the elements of `threads` threads, a power of two, of which this is one, or of the
+// next kNear of them. All threads of a block must call it.
+TF_HIPS_INLINE float largest_near(const float (&sizes)[8], float most,
+                                  [[maybe_unused]] int threads) {
+  float largest = largest_size(sizes, most);
 #ifdef __CUDA_ARCH__
+  if (threads >= kNear) {
+    // Bits of numbers from 0 on have their order.
+    return __int_as_float(__reduce_max_sync(~0u, __float_as_int(largest)));
+  }
   TF_HIPS_UNROLL
-  for (int apart = 1; apart < kNear; apart *= 2) {
-    if (apart < threads) largest = Max::fold(largest, __shfl_xor_sync(~0u, largest, apart));
+  for (int apart = 1; apart < kNear / 2; apart *= 2) {
+    if (apart >= threads) break;
+    largest = larger_size(largest, __shfl_xor_sync(~0u, largest, apart));
   }
 #endif
   return largest;
 }
 
-// As reduce_blocks, of what the threads of a tile have found.
-template <typename Reducer>
-__device__ void reduce_threads(const float* found, int count, int block, float init, float* out) {
-  const int blocks = static_cast<int>(block_number(count + block - 1, block));
-  TF_HIPS_PHASE(t) {
-    for (int k = t; k < blocks; k += kThreads) {
-      float value = init;
-      for (int j = 0; j < block / kEach; j += kNear) {
-        value = Reducer::fold(value, found[k * (block / kEach) + j]);
-      }
-      out[k] = value;
-    }
+// The largest size of a block of `block` elements of a tile, of what its threads have found.
+TF_HIPS_INLINE float largest_of_threads(const float* found, int number, int block) {
+  const int threads = block / kEach;
+  const float* const own = found + number * threads;
+  float largest = own[0];
+  TF_HIPS_UNROLL
+  for (int j = kNear; j < kThreads; j += kNear) {
+    if (j < threads) largest = larger_size(largest, own[j]);
   }
+  return largest;
 }
 
 // What the blocks of a tile have, to where later kernels find it. In phases.
