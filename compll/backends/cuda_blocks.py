@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from compll.backends.cuda_kernels import Kernels
 from compll.backends.cuda_reads import roots_of, size_of
 from compll.backends.cuda_reduce import Item, counted
-from compll.backends.cuda_side import element, neutral, part_of
+from compll.backends.cuda_side import element, neutral, part_of, reads
 from compll.backends.cuda_sweeps import Sweeps
 from compll.ir import nodes
 from compll.ir.blocks import block_of
@@ -170,13 +170,15 @@ class Blocks:
             scope = kernels.scope()
             scope.unpack([value.block, *(let.value for let in lets)])
             scope.position = part.position
-            here = scope.hoisted[made, value.block] = scope.names.fresh(f"{made.name}_here")
-            kind = scope.c.type(element(made.type))
-            found = "tile_blocks[t]"
-            if not self._has_all:
-                index = "block_number(spot.base, own_size) + t"
-                found = scope.anywhere(scope.vectors[made], index)
-            add(f"const {kind} {here} = {found};", *scope.lets(lets))
+            if reads([let.value for let in lets], made):
+                here = scope.hoisted[made, value.block] = scope.names.fresh(f"{made.name}_here")
+                kind = scope.c.type(element(made.type))
+                found = "tile_blocks[t]"
+                if not self._has_all:
+                    index = "block_number(spot.base, own_size) + t"
+                    found = scope.anywhere(scope.vectors[made], index)
+                add(f"const {kind} {here} = {found};")
+            add(*scope.lets(lets))
             for let, number in zip(read, numbers, strict=True):
                 add(f"own_lets[{number} * kTile / kLanes + t] = {scope.names.of(let.var)};")
                 at = f"{number} * kTile / kLanes + block_number(kEach * t, own_size)"

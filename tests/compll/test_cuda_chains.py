@@ -184,3 +184,28 @@ def test_all_of_eden_is_in_two_kernels():
     # What codes stand for is computed once a warp, and signs and scales once an element.
     assert source.count("table_of<kWidth>") == 1
     assert source.count("1.0f / size") == source.count("std::sqrt(") == 1
+
+
+@pytest.mark.heavy
+def test_what_parameters_alone_make_beside_blocks():
+    """Floats of a block that are made of none of its elements."""
+    text = """
+        param Aa { float scale in [1, 9] = 3; }
+        void AaEncode(float* gradient, uint8* p, float scale) {
+            float* top = block_reduce(gradient, 64, 1, max);
+            float* all = map(range(gradient.size), [&](int i) -> float {
+                float part = 1 / (scale + 1); return part * part; });
+            p = concat(top, all);
+        }
+        void AaDecode(uint8* p, float* gradient, float scale) {
+            float* top;
+            float* all;
+            extract(p, top, all);
+            gradient = map(range(gradient.size), [&](int i) -> float {
+                return top[i / 64] * all[i]; });
+        }
+    """
+    program = compll.compile_text(text, "aa")
+    kernels, reference = Emulated(program), compll.Reference(program)
+    assert "encode_blocks1" in kernels_in(cuda.emit(optimise(program)))
+    check(kernels, reference, 1040)
