@@ -100,8 +100,8 @@ __device__ inline void hadamard_last(float* x, int length) {
   hadamard_pairs(x, length);
 }
 
-// The blocks of a tile of `count` elements, in their order. A function of its own: of each chunk the
-// last tile needs it, if any. In phases; all threads must call it.
+// The blocks of a tile of `count` elements, in their order. A function of its own: of each chunk
+// the last tile needs it, if any. In phases; all threads must call it.
 __device__ TF_HIPS_APART void hadamard_tile(float* tile, int count, int block) {
   const int whole = count & -block;
   // Not more than three times: of 1024 elements one stage is left behind these.

@@ -43,10 +43,10 @@ namespace cuda {
 struct Eights {
 #ifdef __CUDACC__
   float own[kEach];
-  __device__ __forceinline__ float (&eight_of(int))[kEach] { return own; }
+  __device__ __forceinline__ float (&eight_of(int)) [kEach] { return own; }
 #else
   float own[kThreads][kEach];
-  float (&eight_of(int t))[kEach] { return own[t]; }
+  float (&eight_of(int t)) [kEach] { return own[t]; }
 #endif
   __device__ __forceinline__ void keep_eight(int t, const float (&values)[kEach]) {
     TF_HIPS_UNROLL
@@ -95,8 +95,8 @@ __device__ __forceinline__ Table<kBits, Function> table_of(const Function& made_
   return Table<kBits, Function>(made_by);
 }
 
-// The number of a thread, of which nvcc does not know that it is that everywhere: in a loop it would
-// keep every address that follows from it in a register, until none is left for the loop.
+// The number of a thread, of which nvcc does not know that it is that everywhere: in a loop it
+// would keep every address that follows from it in a register, until none is left for the loop.
 __device__ __forceinline__ int not_kept(int t) {
 #ifdef __CUDA_ARCH__
   asm volatile("" : "+r"(t));
@@ -109,8 +109,8 @@ __device__ __forceinline__ Spot not_kept(const Spot& spot) {
 }
 
 // A tile with room for four words behind each 32: threads that read or write elements 1, 8 or 64
-// apart at once, or four neighbours each, use different banks, and a thread's eight are at distances
-// that are known.
+// apart at once, or four neighbours each, use different banks, and a thread's eight are at
+// distances that are known.
 constexpr int kPaddedTile = kTile + kTile / 8;
 
 TF_HIPS_INLINE int padded(int element) { return element + (element >> 5 << 2); }
@@ -247,9 +247,9 @@ TF_HIPS_INLINE float fold_padded(const float* tile, int first, int rows, int lan
   return value;
 }
 
-// The reductions of blocks of `block` elements of a padded tile: one thread calls end_of_block(k, result)
-// for each block k of `count` elements; values behind them are neutral. In phases; all threads must
-// call it. `is_open`: without a barrier at the end.
+// The reductions of blocks of `block` elements of a padded tile: one thread calls end_of_block(k,
+// result) for each block k of `count` elements; values behind them are neutral. In phases; all
+// threads must call it. `is_open`: without a barrier at the end.
 template <typename Reducer, bool is_open, typename Done>
 __device__ __forceinline__ void reduce_padded(const float* tile, int count, int block, float init,
                                               const Done& end_of_block) {
