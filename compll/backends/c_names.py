@@ -48,8 +48,8 @@ exchange exchange_some extreme_found fence fetch few_of few_parts find_group fin
 find_spot finish_floats finish_ints finished flag_bits flags_of flags_of_bits fmaf fmaxf fminf fnv1a
 fold fold_few fold_found fold_lane fold_pairs fold_parts fold_rows fold_wide follow for_bits
 for_flags four gather_bits getter gridDim group_base guess guess_least hadamard_block
-hadamard_blocks hadamard_each hadamard_first hadamard_keep hadamard_last hadamard_pairs
-hadamard_plain hadamard_rest hadamard_scale hadamard_tile hadamard_turns half_butterflies half_stage
+hadamard_blocks hadamard_each hadamard_last hadamard_pairs
+hadamard_plain hadamard_scale hadamard_tile hadamard_turns half_butterflies half_stage
 has_compression has_half_compression held_value high_halves is_aligned is_allowed is_at_once
 is_candidate is_fine is_last_block is_left is_line is_noise_whole is_signed join join_doubles
 join_found join_group join_lanes join_parts join_share join_shares joined joined_whole keep_blocks
