@@ -48,8 +48,8 @@ exchange exchange_some extreme_found fence fetch few_of few_parts find_group fin
 find_spot finish_floats finish_ints finished flag_bits flags_of flags_of_bits fmaf fmaxf fminf fnv1a
 fold fold_few fold_found fold_lane fold_pairs fold_parts fold_rows fold_wide follow for_bits
 for_flags four gather_bits getter gridDim group_base guess guess_least hadamard_block
-hadamard_blocks hadamard_each hadamard_first hadamard_keep hadamard_last hadamard_pairs
-hadamard_plain hadamard_rest hadamard_scale hadamard_tile hadamard_turns half_butterflies half_stage
+hadamard_blocks hadamard_each hadamard_last hadamard_pairs
+hadamard_plain hadamard_scale hadamard_tile hadamard_turns half_butterflies half_stage
 has_compression has_half_compression held_value high_halves is_aligned is_allowed is_at_once
 is_candidate is_fine is_last_block is_left is_line is_noise_whole is_signed join join_doubles
 join_found join_group join_lanes join_parts join_share join_shares joined joined_whole keep_blocks
@@ -86,6 +86,9 @@ add_placed copy_left count_before count_of count_others divide each_first each_k
 fetch_ahead find_largest find_largest_of finite_all finite_blocks high_product is_few_picks
 is_few_tiles key_at least_value note_first note_no_first pack_counted pick pick_bin pick_made
 span_of sum_below top_k_wide clear_flag
+add_signed eight_of end_of_block fold_padded hadamard_begin hadamard_end hadamard_pass keep_eight
+keep_padded largest_of load_eight made_by not_kept padded reduce_found reduce_padded scale_of_block
+sign_turned stage_of_eight stages_of_eight summed table_of
 """
 RESERVED = frozenset((_KEYWORDS + _OWN + _RUNTIME).split())
 # Types, constants and macros of the runtime and of C begin with capitals or k, or end in _t; digits

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from compll.backends.c_common import Lines
 from compll.backends.cuda_blocks import Blocks
+from compll.backends.cuda_chain import chain, is_whole_decode
 from compll.backends.cuda_held import hold
 from compll.backends.cuda_host import Function, Host
 from compll.backends.cuda_kernels import Kernels
@@ -20,6 +21,7 @@ from compll.backends.cuda_reads import roots_of, shares_tiles
 from compll.backends.cuda_select import Selections
 from compll.backends.cuda_side import Side
 from compll.backends.cuda_sweeps import Sweeps
+from compll.backends.cuda_tiles import Tiles
 from compll.backends.layout import emit_layout, emit_params
 from compll.ir import nodes
 from compll.ir.types import Array
@@ -129,7 +131,7 @@ class _Emitter:
         if any(isinstance(expr, selecting) for expr in made):
             more.append("top_k")
         if any(isinstance(expr, nodes.Hadamard) for expr in made):
-            more.append("hadamard")
+            more.append("tiles")
         return sorted([*_INCLUDES, *more])
 
     # Kernels.
@@ -160,7 +162,8 @@ class _Emitter:
         if decode is None:
             raise TypeError("there must be a Decode")
         function = _begin(Side(self._program, decode.gradient, decode.fields, is_decode=True))
-        function.is_plain = _is_plain(self._plan.decode)
+        steps = self._plan.decode
+        function.is_plain = _is_plain(steps) or is_whole_decode(steps, function.side)
         self._steps(self._plan.decode, function)
         hold(function.kernels)
         self._structs(function)
@@ -171,10 +174,17 @@ class _Emitter:
         selections = Selections(kernels, may_note=function.may_note)
         sweeps = Sweeps(kernels)
         blocks = Blocks(kernels, sweeps)
+        tiles = Tiles(kernels, sweeps)
         while left:
             step = left.pop(0)
             if isinstance(step, nodes.Let):
                 kernels.define(step.var, "let", step.value)
+            elif function.is_plain and isinstance(step, nodes.Store):
+                tiles.rows([step, *left])
+                left.clear()
+            elif number := self._chained([step, *left], function):
+                tiles.run([step, *left[: number - 1]], left[number - 1 :])
+                del left[: number - 1]
             elif isinstance(step, nodes.Store) and isinstance(step.value, nodes.BlockReduce):
                 after: list[nodes.Sweep] = []
                 while left and shares_tiles(step, left[0], function.side):
@@ -195,6 +205,11 @@ class _Emitter:
                 sweeps.run(step, after_it, is_last=not left)
         function.looks_broken = selections.looks_broken
         function.notes_broken = selections.sums.notes_broken
+
+    @staticmethod
+    def _chained(steps: list[nodes.Step], function: Function) -> int:
+        """How many steps, the first ones, one kernel does."""
+        return 0 if function.side.is_decode else chain(steps, function.side)
 
     # What kernels are given.
 

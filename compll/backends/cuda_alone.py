@@ -14,7 +14,10 @@ from compll.backends.cuda_kernels import Launch
 _MAX_SHARED_BYTES = 48 * 1024 - 512
 _MOST_TILES = 8
 _SIZES = {"float": 4, "uint32_t": 4, "int32_t": 4, "int64_t": 8, "Kept": 256}
-_CONSTANTS = {"kTile": 1024, "kThreads": 128, "kLanes": 16, "kBins": 2048, "kGroups": 4}
+_CONSTANTS = {
+    **{"kTile": 1024, "kPaddedTile": 1152, "kThreads": 128, "kLanes": 16},
+    **{"kBins": 2048, "kGroups": 4},
+}
 _DECLARED = re.compile(r"TF_HIPS_SHARED (\w+) \w+(?:\[([^\]]+)\])?;")
 # Functions of reduce.cuh, select.cuh and top_k.cuh, and what each instance of them has.
 _CALLED = {

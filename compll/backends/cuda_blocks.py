@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from compll.backends.cuda_kernels import Kernels
 from compll.backends.cuda_reads import roots_of, size_of
 from compll.backends.cuda_reduce import Item, counted
-from compll.backends.cuda_side import element, neutral, part_of
+from compll.backends.cuda_side import element, neutral, part_of, reads
 from compll.backends.cuda_sweeps import Sweeps
 from compll.ir import nodes
 from compll.ir.blocks import block_of
@@ -64,7 +64,7 @@ class Blocks:
         elements, tile = scope.names.fresh("elements"), scope.names.fresh("tile_values")
         values, block = scope.names.fresh("values_here"), scope.names.fresh("block")
         count = scope.names.fresh("tile_count")
-        sizes = _sizes(part.value) if is_float and value.reducer == "max" else None
+        sizes = sizes_of(part.value) if is_float and value.reducer == "max" else None
         add(
             f"const int64_t {elements} = {scope.c(part.size)};",
             f"const int {block} = static_cast<int>({scope.c(value.block)});",
@@ -133,7 +133,7 @@ class Blocks:
         if self._num_lets:
             own.add(f"TF_HIPS_SHARED float own_lets[{self._num_lets} * kTile / kLanes];")
         # What blocks have is there for a header only when all tiles are done.
-        kernels.write_header(in_tiles=True, unknown=step.var)
+        kernels.write_header(in_tiles=True, unknown=[step.var])
         if not left and part.size == size_of(kernels.side.gradient):
             per_block = [sweep for sweep in after if sweep.size != part.size]
             blocks = {write.field: value.block for sweep in per_block for write in sweep.writes}
@@ -170,13 +170,15 @@ class Blocks:
             scope = kernels.scope()
             scope.unpack([value.block, *(let.value for let in lets)])
             scope.position = part.position
-            here = scope.hoisted[made, value.block] = scope.names.fresh(f"{made.name}_here")
-            kind = scope.c.type(element(made.type))
-            found = "tile_blocks[t]"
-            if not self._has_all:
-                index = "block_number(spot.base, own_size) + t"
-                found = scope.anywhere(scope.vectors[made], index)
-            add(f"const {kind} {here} = {found};", *scope.lets(lets))
+            if reads([let.value for let in lets], made):
+                here = scope.hoisted[made, value.block] = scope.names.fresh(f"{made.name}_here")
+                kind = scope.c.type(element(made.type))
+                found = "tile_blocks[t]"
+                if not self._has_all:
+                    index = "block_number(spot.base, own_size) + t"
+                    found = scope.anywhere(scope.vectors[made], index)
+                add(f"const {kind} {here} = {found};")
+            add(*scope.lets(lets))
             for let, number in zip(read, numbers, strict=True):
                 add(f"own_lets[{number} * kTile / kLanes + t] = {scope.names.of(let.var)};")
                 at = f"{number} * kTile / kLanes + block_number(kEach * t, own_size)"
@@ -298,7 +300,7 @@ class _Sizes:
     cap: nodes.Const | None
 
 
-def _sizes(value: nodes.Expr) -> _Sizes | None:
+def sizes_of(value: nodes.Expr) -> _Sizes | None:
     """What a float is, if that is a finite size, |x| or a smaller one, or +0."""
     match value:
         case nodes.Select(

@@ -14,7 +14,7 @@ slower, as so few blocks of threads run at once.
 from dataclasses import dataclass
 
 from compll.backends.cuda_kernels import Kernels
-from compll.backends.cuda_reads import knows_tile, size_of
+from compll.backends.cuda_reads import knows_tile, size_of, takes_tile
 from compll.backends.cuda_written import ROWS, Written
 
 _NAME = "encode_held_grid"
@@ -57,6 +57,8 @@ def _find(kernels: Kernels) -> Held | None:
         return None
     decoder, writes = kernels.decoder, begin.step.writes
     if decoder is None or not knows_tile(decoder, writes, {}, had_header=True):
+        return None
+    if takes_tile(decoder):  # there is no room for it beside those that are kept
         return None
     return Held(begin, reduce, kernels.array("Arrived", "arrived", "1"))
 

@@ -21,10 +21,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from compll.backends.c_common import Lines
-from compll.backends.cuda_reads import knows_tile, reads_own
+from compll.backends.cuda_reads import knows_tile, reads_own, takes_tile
 from compll.backends.cuda_reduce import Item
 from compll.backends.cuda_scope import Gradient, Scope
 from compll.backends.cuda_side import Definition, Side, kept_size, most_kept, reads
+from compll.backends.cuda_widths import grids_of, width_in, width_of
 from compll.backends.cuda_written import ROWS, Written
 from compll.ir import nodes
 from compll.ir.types import FLOAT
@@ -111,6 +112,7 @@ class Kernels:
         written: all of them so far.
         keeps: its kernels keep vectors, and are many; one block of threads that does them all has
             no code for full tiles, or its code would not fit in a cache.
+        width: a parameter that kernels are compiled for each value of, while one is written.
         waits_late: the kernel itself waits for the one before, if that has just checked packets.
     """
 
@@ -125,6 +127,7 @@ class Kernels:
     decoder: nodes.Plan | None = None
     decodes_tiles: bool = False
     keeps: bool = False
+    width: nodes.Param | None = None
     waits_late: bool = False
     written: list[Written] = field(default_factory=list)
     _had_header: bool = False
@@ -134,6 +137,7 @@ class Kernels:
     _is_header_written: bool = False
     _is_own: bool = False
     _may_sum: bool = False
+    _has_tile: bool = False
     _number: int = 0
 
     @property
@@ -240,7 +244,7 @@ class Kernels:
         header = [] if self._had_header else [value for _, value in self.header]
         self._is_own = reads_own(self.side, parts, [*besides, *header])
         self._may_sum = self._is_own and not self.side.has_read
-        self.waits_late = False
+        self.waits_late = self._has_tile = False
         made = Written(
             kind,
             name,
@@ -308,9 +312,18 @@ class Kernels:
             self.lines.add(*closing)
             self._in_loop = False
         self.lines.close()
-        name, blocks = self.written[-1].name, self._blocks
-        if not self.written[-1].leaves:
-            opening = "if (!call.is_just_checked) follow();" if self.waits_late else "follow();"
+        made, blocks = self.written[-1], self._blocks
+        name = made.name
+        opening = "if (!call.is_just_checked) follow();" if self.waits_late else "follow();"
+        if self.width is not None:
+            made.has_width = True
+            program, leaves = self.side.program, made.leaves
+            self.lines.add(*grids_of(name, self.call, program, self.width, opening, leaves=leaves))
+            inner = f"kAnyWidth{', true' if leaves else ''}"
+            alone = f"for (uint32_t k = 0; k < {blocks}; ++k) {name}<{inner}>(call, k);"
+            self.launches[-1] = Launch(f"launch_{name}(call, {blocks}, stream);", alone)
+            return
+        if not made.leaves:
             self.lines.add(*grid_of(name, self.call, opening=opening, kind=self._kind))
             return
         self.lines.add(*_grids_of(name))
@@ -320,10 +333,32 @@ class Kernels:
     def scope(self) -> Scope:
         """New variables, for what is put into braces."""
         self.lines.open("{")
-        return Scope(self.side, self.lines)
+        return self.scope_of(self.lines)
+
+    def scope_of(self, lines: Lines) -> Scope:
+        """New variables of the kernel that is being written."""
+        scope = Scope(self.side, lines)
+        if self.width is not None:
+            scope.fixed = {self.width.var: width_in(self.side.program, self.width)}
+        return scope
+
+    @property
+    def is_header_written(self) -> bool:
+        """Whether a kernel writes the header."""
+        return self._is_header_written
+
+    def knows_header(self, unknown: Sequence[nodes.Var] = ()) -> bool:
+        """Whether all that it needs is known, without what only later kernels may read."""
+        known = self.side.known() - set(unknown)
+        return all(free_vars(value) <= known for _, value in self.header)
+
+    def declare_tile(self) -> None:
+        """Shared memory in which threads exchange what a tile has."""
+        self._has_tile = True
+        self.lines.add("TF_HIPS_SHARED float own_tile[kPaddedTile];")
 
     def write_header(
-        self, *, in_tiles: bool, by_one: bool = False, unknown: nodes.Var | None = None
+        self, *, in_tiles: bool, by_one: bool = False, unknown: Sequence[nodes.Var] = ()
     ) -> None:
         """Writes prefix and scalars of the body here, if all are known and nothing has.
 
@@ -332,10 +367,7 @@ class Kernels:
             by_one: where one thread is at work.
             unknown: what only later kernels may read anywhere.
         """
-        if self.side.is_decode or self._is_header_written:
-            return
-        known = self.side.known() - {unknown}
-        if not all(free_vars(value) <= known for _, value in self.header):
+        if self.side.is_decode or self._is_header_written or not self.knows_header(unknown):
             return
         self._is_header_written = True
         if in_tiles:
@@ -389,6 +421,7 @@ class Kernels:
         gradient: Gradient,
         elements: str,
         items: Sequence[Item],
+        phase: str = "TF_HIPS_PHASE",
     ) -> None:
         """A phase in which each thread computes eight elements of each vector.
 
@@ -396,7 +429,7 @@ class Kernels:
         """
         add = self.lines.add
         whole = self.lines.later()
-        self.lines.open("TF_HIPS_PHASE(t) {")
+        self.lines.open(f"{phase}(t) {{")
         self.open_eight()
         scope.load([item.part for item in items], size, gradient)
         for item in items:
@@ -475,10 +508,17 @@ class Kernels:
             return
         if not knows_tile(self.decoder, writes, blocks, had_header=self._had_header):
             return
+        if takes_tile(self.decoder) and not self._has_tile:
+            self.declare_tile()
         self.decodes_tiles = self.written[-1].leaves = True
         self.lines.open("if constexpr (leaves_rest) {")
         sums = "own_sums" if self.written[-1].has_sum else "nullptr"
         self.lines.open("if (call.residual != nullptr) {")
-        self.lines.add(f"decode_kernels::{ROWS}<true>(call.rest, spot, {sums});")
+        which, tile = "true", ""
+        if takes_tile(self.decoder):
+            tile = ", own_tile"
+            if width_of(self.side.program) is not None:
+                which += ", kAnyWidth" if self.width is None else ", kWidth"
+        self.lines.add(f"decode_kernels::{ROWS}<{which}>(call.rest, spot, {sums}{tile});")
         self.lines.close()
         self.lines.close()

@@ -157,15 +157,19 @@ def knows_tile(
         return False
     if last.size != size_of(decode.gradient):
         return False
-    part = part_of(last.writes[0].value)
+    parts = [part_of(last.writes[0].value)]
+    for step in plan.decode:
+        if isinstance(step, nodes.Store) and isinstance(step.value, nodes.Hadamard):
+            parts.append(part_of(step.value.source))
     here = {write.field for write in writes}
     lets = [step.value for step in plan.decode if isinstance(step, nodes.Let)]
     numbers = {item.var: number for number, item in enumerate(decode.fields)}
-    read = set().union(*map(free_vars, [part, *lets]))
+    read = set().union(*map(free_vars, [*parts, *lets]))
     has_scalars = any(item.size is None and item.var in read for item in decode.fields)
     if has_scalars and not had_header:
         return False
-    for root in (part, *lets):
+    for root in (*parts, *lets):
+        position = root.position if isinstance(root, nodes.Elementwise) else None
         for expr in walk(root):
             if not isinstance(expr, nodes.Index) or not isinstance(expr.array, nodes.Ref):
                 continue
@@ -174,9 +178,13 @@ def knows_tile(
                 continue
             index = expr.index
             if number in blocks:
-                block = block_of(index, part.position, plan.program.blocks)
-                if root is not part or block != blocks[number]:
+                if block_of(index, position, plan.program.blocks) != blocks[number]:
                     return False
-            elif turned_by(index, part.position) is None:
+            elif turned_by(index, position) is None:
                 return False
     return True
+
+
+def takes_tile(plan: nodes.Plan) -> bool:
+    """Whether what decodes a tile needs shared memory in which threads exchange it."""
+    return any(isinstance(step, nodes.Store) for step in plan.decode)

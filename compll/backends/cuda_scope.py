@@ -49,7 +49,7 @@ class Vector:
     size: nodes.Expr | None
     count: str
     pointer: str
-    form: str  # "gradient", "state", "field", "kept" or "picked"
+    form: str  # "gradient", "state", "field", "kept", "tile" or "picked"
     bits: str | None = None
     room: str = ""  # of one that is kept and begins at 16 bytes: C++ for how many it has room for
 
@@ -103,6 +103,8 @@ class Scope:
         self._divisors: dict[nodes.Var, str] = {}
         self._divisor_lines: Lines | None = None
         self._own: set[nodes.Var] | None = None
+        # C++ for the parameters that are known when a kernel is compiled.
+        self.fixed: Mapping[nodes.Var, str] = {}
         # C++ for the vectors that a full tile reads or writes 16 bytes at a time.
         self.wide: list[str] = []
         self._body = body
@@ -180,7 +182,8 @@ class Scope:
         for param, name in param_names(side.program).items():
             kind = self.c.type(param.type)
             if param in need or self._in_widths(param, roots, need):
-                lines.add(f"{_MAYBE}const {kind} {self.names.of(param)} = call.params.{name};")
+                text = self.fixed.get(param, f"call.params.{name}")
+                lines.add(f"{_MAYBE}const {kind} {self.names.of(param)} = {text};")
         self._declare_widths(roots, need)
         self.c.sizes[side.gradient] = "n"
         size = nodes.Size(
@@ -200,7 +203,7 @@ class Scope:
             if item.var in need:
                 self._read_field(number, item)
         for made in used:
-            self._declare(made)
+            self.declare(made)
         self._divisor_lines = lines.later()
         self._divisors.clear()
 
@@ -247,7 +250,8 @@ class Scope:
         held = self.c.type(kind)
         self.lines.add(f"{_MAYBE}const {held} {name} = static_cast<{held}>({text});")
 
-    def _declare(self, made: Definition) -> None:
+    def declare(self, made: Definition) -> None:
+        """Makes a variable of what an earlier step has computed."""
         var, lines = made.var, self.lines
         name = self.names.of(var)
         if made.form == "let" and made.value is not None:
@@ -257,6 +261,11 @@ class Scope:
         elif made.form == "scalar":
             found = made.here or f"scalars.{made.member}"
             lines.add(f"{_MAYBE}const {self.c.type(var.type)} {name} = {found};")
+        elif made.form == "tile" and made.value is not None:
+            count = self.names.fresh(f"{var.name}_count")
+            lines.add(f"{_MAYBE}const int64_t {count} = {self.length(made.value)};")
+            self.c.sizes[var] = count
+            self.vectors[var] = Vector(var, made.value, count, made.here, "tile")
         else:
             kind = self.c.type(element(var.type))
             count = self.names.fresh(f"{var.name}_count")
@@ -339,6 +348,8 @@ class Scope:
             return bool(vector.room)
         if vector.form == "picked":
             return False
+        if vector.form == "tile":
+            return True
         # Behind its end are zeros, which eight that are loaded have there, too.
         return vector.size == self.size or vector.form in ("gradient", "field")
 
@@ -367,6 +378,9 @@ class Scope:
         turned = turned_by(index, self.position)
         if turned is not None and self._is_loaded(vector) and var not in self.tiles:
             name = self.tiles[var] = self.names.fresh(f"{var.name}_tile")
+            if vector.form == "tile":
+                lines.add(f"const float (&{name})[kEach] = {vector.pointer}.eight_of(t);")
+                return
             lines.add(f"{kind} {name}[8];")
             if vector.form == "gradient":
                 lines.add(f"{gradient.load}, first, n, {name});")
@@ -475,9 +489,22 @@ class Scope:
         ]
         return part, value, lines
 
+    def _is_bit(self, expr: nodes.Expr) -> bool:
+        found = self._ranges(expr) if expr.type == INT else None
+        return found is not None and found.is_within(0, 1)
+
     def _value(self, part: nodes.Elementwise, value: nodes.Expr) -> str:
         """C++ for what a part computes; of a code that no float can be too large for, plainly."""
         match value:
+            case nodes.Select(
+                condition=nodes.Convert(operand=bit),
+                yes=nodes.Unary(op="-", operand=turned),
+                no=same,
+            ) if value.type == FLOAT and turned == same and self._is_bit(bit):
+                sign = self._narrow(bit)
+                if sign is not None:
+                    return f"sign_turned({self.c(same)}, {sign.text})"
+                return self.c(value)
             case nodes.Convert(type=UInt() as kind, operand=operand) if (
                 operand.type == FLOAT and never_above_top(part, value, self._ranges)
             ):

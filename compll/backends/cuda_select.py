@@ -366,7 +366,7 @@ class Selections:
         values, block = scope.names.fresh("values_here"), scope.names.fresh("block")
         count = scope.names.fresh("tile_count")
         add(
-            f"TF_HIPS_SHARED float {tile}[kTile];",
+            f"TF_HIPS_SHARED float {tile}[kPaddedTile];",
             f"const int {block} = static_cast<int>({scope.c(value.block)});",
             f"const int {count} = static_cast<int>(least(kTile, {elements} - spot.base));",
         )
@@ -375,13 +375,14 @@ class Selections:
             FLOAT,
             [f"float {values}[kEach];"],
             lambda text: f"{values}[u] = is_inside ? {text} : 0.0f;",
-            [f"hadamard_first({values}, t, {count}, {block}, {tile});"],
+            [f"hadamard_begin({values}, t, {count}, {block}, {tile});"],
         )
         kernels.each(scope, part.size, self.sums.load(part), elements, [item])
         to = f"call.{member} + spot.chunk * call.{member}_room + spot.base"
         add(
-            f"hadamard_rest({tile}, {count}, {block});",
-            f"TF_HIPS_PHASE(t) {{ hadamard_keep({tile}, t, {count}, {block}, {to}); }}",
+            "Eights own_eight;",
+            f"hadamard_end<true>({tile}, {count}, {block}, own_eight);",
+            f"TF_HIPS_PHASE(t) {{ keep8(own_eight.eight_of(t), {to} + kEach * t); }}",
         )
         self.lines.close()
         kernels.end()

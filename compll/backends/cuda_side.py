@@ -19,7 +19,7 @@ spot staged sum taken tensor tiles totals t u value_here wanted_ is_there bins_h
 run block_index alone zero leaves_rest is_full is_full_tile is_whole is_rest
 eight own_sums decoded num sums tile_blocks own_blocks
 own_size own_lets own_scalars tile_sizes is_fine_now least_key lowest is_any tiles_here before_here
-keys key_at
+keys key_at own_tile own_sum own_in own_eight own_eights own_sizes own_made result body whole_spot
 """
 
 
@@ -49,7 +49,8 @@ class Definition:
     """How a kernel comes by a variable: a let, a result of a reduction, or a vector that is kept.
 
     Attributes:
-        form: "let", "scalar" (a member of Scalars) or "kept".
+        form: "let", "scalar" (a member of Scalars), "kept", or "tile", which is what is kept while
+            the kernel that makes it is written, if threads have their own elements.
         value: of a let; the number of elements of a kept vector, None when it is in Scalars.
         member: its name in the struct of the call, or in Scalars.
         most: of a kept vector: the most elements that it can have.
@@ -104,7 +105,9 @@ class Side:
 
     def leave_kernel(self) -> None:
         """Forgets what is only in a kernel that has been written."""
-        self.definitions = [replace(made, here="") for made in self.definitions]
+        for number, made in enumerate(self.definitions):
+            form = "kept" if made.form == "tile" else made.form
+            self.definitions[number] = replace(made, here="", form=form)
 
     def known(self) -> set[nodes.Var]:
         """Variables that a kernel can use now."""

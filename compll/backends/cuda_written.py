@@ -19,6 +19,7 @@ class Written:
         loop: number of its loop; None: it is over chunks.
         has_sum: it forms the sum, in shared memory if it `leaves` the residual.
         leaves: it may leave the residual, too.
+        has_width: it is compiled for each value of a parameter.
         step: the sweep that it is, if that is all.
         template, head, sum: where its template and its name are to be, and what the sum is formed
             of.
@@ -33,11 +34,13 @@ class Written:
     sum: Lines
     has_sum: bool = False
     leaves: bool = False
+    has_width: bool = False
     step: nodes.Sweep | None = None
 
     def settle(self, *, may_hold: bool) -> None:
         """Says it. `may_hold`: it is a part of a kernel that keeps tiles, too."""
-        options = ["bool leaves_rest"] if self.leaves else []
+        options = ["int kWidth"] if self.has_width else []
+        options += ["bool leaves_rest"] if self.leaves else []
         options += ["bool holds = false"] if may_hold else []
         if options:
             self.template.add(f"template <{', '.join(options)}>")
@@ -54,9 +57,10 @@ class Written:
 
         Where the same kernel takes away what the packet holds, only its threads need the sum.
         """
+        has_none = "!leaves_rest || " if self.leaves else ""
         self.sum.add(
             "const float* const gradient = call.gradient + begin;",
-            "const float* const residual = call.residual == nullptr ? nullptr : "
+            f"const float* const residual = {has_none}call.residual == nullptr ? nullptr : "
             "call.residual + begin;",
         )
         memory = "call.residual == nullptr ? nullptr : call.value + begin"

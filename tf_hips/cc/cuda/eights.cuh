@@ -109,6 +109,15 @@ __device__ __forceinline__ void put8_by(const float (&values)[8], int64_t first,
   put8<false>(values, first, count, out);
 }
 
+// -x where `bit` is 1, x where it is 0: one instruction of a hash that ends in its highest bit.
+TF_HIPS_INLINE float sign_turned(float x, uint32_t bit) {
+  uint32_t word;
+  memcpy(&word, &x, sizeof word);
+  word ^= bit << 31;
+  memcpy(&x, &word, sizeof x);
+  return x;
+}
+
 // Eight values of memory of a call, which is aligned and has room for whole tiles.
 template <typename T>
 TF_HIPS_INLINE void take8(const T* from, T (&out)[8]) {

@@ -4,7 +4,8 @@
 //
 // A thread does three stages at a time of eight elements in registers: of its own neighbours, then
 // of elements 8 apart, then 64; the tile lies in shared memory in between. A last block that is not
-// whole, of which a chunk has one at most, is transformed a stage at a time.
+// whole, of which a chunk has one at most, is transformed a stage at a time. tiles.cuh has a faster
+// form for tiles of 1024 elements.
 
 #ifndef TF_HIPS_CC_CUDA_HADAMARD_CUH_
 #define TF_HIPS_CC_CUDA_HADAMARD_CUH_
@@ -36,13 +37,6 @@ TF_HIPS_INLINE float hadamard_scale(int length) {
   float power = 1.0f;
   for (; length >= 4; length /= 4) power *= 0.5f;
   return length == 2 ? power * 0.70710678f : power;
-}
-
-// The first three stages of the eight elements of thread t, which go to the tile.
-__device__ __forceinline__ void hadamard_first(float (&x)[8], int t, int count, int block,
-                                               float* tile) {
-  three_stages(x, kEach * t, 1, count & -block, block);
-  keep8(x, tile + kEach * t);
 }
 
 // The transform of `length` elements, a power of two below kTile. In phases; all threads must call
@@ -106,12 +100,12 @@ __device__ inline void hadamard_last(float* x, int length) {
   hadamard_pairs(x, length);
 }
 
-// All stages but the first three of whole blocks, and all of a last one that is shorter. In phases;
-// all threads must call it.
-__device__ inline void hadamard_rest(float* tile, int count, int block) {
+// The blocks of a tile of `count` elements, in their order. A function of its own: of each chunk
+// the last tile needs it, if any. In phases; all threads must call it.
+__device__ TF_HIPS_APART void hadamard_tile(float* tile, int count, int block) {
   const int whole = count & -block;
-  // Not more than twice: of 1024 elements one stage is left behind these.
-  for (int apart = 8; apart < 512 && apart < block; apart *= 8) {
+  // Not more than three times: of 1024 elements one stage is left behind these.
+  for (int apart = 1; apart < 512 && apart < block; apart *= 8) {
     TF_HIPS_PHASE(t) {
       const int first = t / apart * (8 * apart) + t % apart;
       float x[8];
@@ -122,30 +116,11 @@ __device__ inline void hadamard_rest(float* tile, int count, int block) {
       for (int u = 0; u < 8; ++u) tile[first + apart * u] = x[u];
     }
   }
-  if (whole == kTile && block > kTile / 2) {
-    TF_HIPS_PHASE(t) {
-      for (int j = t; j < kTile / 2; j += kThreads) {
-        const float a = tile[j], b = tile[j + kTile / 2];
-        tile[j] = a + b;
-        tile[j + kTile / 2] = a - b;
-      }
-    }
+  const float scale = hadamard_scale(block);
+  TF_HIPS_PHASE(t) {
+    for (int j = t; j < whole; j += kThreads) tile[j] *= scale;
   }
   if (whole != count) hadamard_last(tile + whole, count - whole);
-}
-
-// Leaves the eight elements of thread t; those of whole blocks are scaled.
-__device__ __forceinline__ void hadamard_keep(const float* tile, int t, int count, int block,
-                                              float* to) {
-  float x[8];
-  const float scale = hadamard_scale(block);
-  const int whole = count & -block;
-  TF_HIPS_UNROLL
-  for (int u = 0; u < 8; ++u) {
-    const int j = kEach * t + u;
-    x[u] = j < whole ? tile[j] * scale : tile[j];
-  }
-  keep8(x, to + kEach * t);
 }
 
 }  // namespace cuda

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels of CUDA that are compiled for each value of a parameter: a width of codes, of few values.
+
+Choices between levels, which depend on it, are then made by nvcc. A small call's one kernel is
+compiled once, where the parameter is kAnyWidth and read from the call.
+"""
+
+from compll.backends.c_common import param_names
+from compll.backends.cuda_side import element
+from compll.ir import nodes
+from compll.ir.types import INT, UInt
+from compll.ir.walk import free_vars
+
+_MAX_WIDTHS = 4
+# Blocks of threads that a multiprocessor must have room for at a time: as many as registers allow.
+_BLOCKS = {("EncodeCall", ""): 12, ("EncodeCall", "_rest"): 10, ("DecodeCall", ""): 10}
+
+
+def width_of(program: nodes.Program) -> nodes.Param | None:
+    """A parameter that says how wide codes are, if it has few values."""
+    kinds = [] if program.encode is None else [value.type for value in program.encode.fields]
+    if program.decode is not None:
+        kinds += [item.var.type for item in program.decode.fields]
+    for kind in map(element, kinds):
+        for param in program.params:
+            is_few = param.low >= 1 and param.high - param.low < _MAX_WIDTHS
+            if not isinstance(kind, UInt) or not isinstance(kind.bits, nodes.Expr) or not is_few:
+                continue
+            if param.var.type == INT and param.var in free_vars(kind.bits):
+                return param
+    return None
+
+
+def width_in(program: nodes.Program, width: nodes.Param) -> str:
+    """C++ for its value in a kernel."""
+    name = param_names(program)[width.var]
+    return f"kWidth != kAnyWidth ? kWidth : call.params.{name}"
+
+
+def grids_of(
+    name: str, call: str, program: nodes.Program, width: nodes.Param, opening: str, *, leaves: bool
+) -> list[str]:
+    """The kernels, and a function that launches the one that a call needs.
+
+    Args:
+        name: of the function of a block of threads.
+        call: the struct that it is given.
+        program: has the parameter.
+        width: the parameter.
+        opening: a statement before it.
+        leaves: it may leave a residual; a call without one has no registers for it.
+    """
+    lines: list[str] = []
+    launches: list[str] = []
+    value = f"call.params.{param_names(program)[width.var]}"
+    for kind, inner in (("_rest", "kWidth, true"), ("", "kWidth, false" if leaves else "kWidth")):
+        if kind and not leaves:
+            continue
+        lines += [
+            "template <int kWidth>",
+            f"TF_HIPS_TILE_KERNEL({_BLOCKS[call, kind]}) {name}{kind}_grid(const {call} call) {{",
+            f"  {opening}",
+            f"  {name}<{inner}>(call, blockIdx.x);",
+            "}",
+        ]
+        sign = "!=" if kind else "=="
+        has_rest = f" && call.residual {sign} nullptr" if leaves else ""
+        for number in range(int(width.low), int(width.high) + 1):
+            launches += [
+                f"  if ({value} == {number}{has_rest}) {{",
+                f"    TF_HIPS_FOLLOW({name}{kind}_grid<{number}>, blocks, kThreads, stream, call);",
+                "  }",
+            ]
+    head = f"inline void launch_{name}("
+    return [
+        *lines,
+        f"{head}const {call}& call, int64_t blocks,",
+        f"{' ' * len(head)}cudaStream_t stream) {{",
+        *launches,
+        "}",
+        "",
+    ]
