@@ -384,6 +384,26 @@ def test_a_new_model_is_not_to_blame_for_what_steps_kept_before_they_used_it(mee
     np.testing.assert_array_equal(kept, [2 * THEIRS] * 2)
 
 
+def test_steps_of_keras_use_what_there_is(meetings):
+    strategy = tf_hips.CompressedRing()
+    loop = Loop(strategy)
+    loop.model.compile(loss="mse")
+    with strategy.scope():
+        kept = tf.Variable(np.zeros(2, "float32"))
+    second, train = _weight(strategy)
+    keep = tf.function(lambda: strategy.run(lambda: kept.assign_add(second)), autograph=False)
+    keep.get_concrete_function()
+    third, train = _weight(strategy)
+    assert strategy.beginning._changes.is_unused(third)
+    strategy.run(loop.model.test_step, ((X, X[:, :2]),))
+    assert not strategy.beginning._changes.is_unused(third)
+    second.assign_add([1.0, 1.0])
+    keep()
+    meetings.has_equal_weights = False
+    with pytest.raises(tf_hips.errors.ProtocolError, match="must be equal on all"):
+        train()
+
+
 @pytest.mark.parametrize("is_equal", [True, False])
 def test_slots_that_a_function_makes_are_compared_and_made_equal_where_they_differ(
     meetings, monkeypatch, is_equal

@@ -93,6 +93,10 @@ class Beginning:
             if tf.executing_eagerly():  # not in a graph of TensorFlow 1; whoever reduces is told
                 self._changes.look_at_new(self._is_settled)
 
+    def note_used(self) -> None:
+        """To be called when a step may use all that there is, from now on."""
+        self._changes.note_used()
+
     def knows(self, variable: Any) -> bool:
         """Whether `variable` was created in the strategy's scope."""
         [raw] = _unique([variable])

@@ -39,7 +39,7 @@ class Changes:
         Args:
             is_settled: whether nobody will ask for a variable.
         """
-        self._unused.clear()
+        self.note_used()
         if not self._new:
             return
         self._digests = {key: one for key, one in self._digests.items() if one[0]() is not None}
@@ -59,6 +59,10 @@ class Changes:
     def forget(self, variable: tf.Variable) -> None:
         """Will not be asked for a variable any more."""
         self._digests.pop(id(variable), None)
+
+    def note_used(self) -> None:
+        """From now on steps may have used all variables."""
+        self._unused.clear()
 
     def is_unused(self, variable: tf.Variable) -> bool:
         """Whether no step has begun to run since a variable was made, but one being traced."""

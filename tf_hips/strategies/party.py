@@ -286,6 +286,7 @@ class PartyStrategy(WithoutServer, Strategy, Party):
         owner = getattr(fn, "__self__", None)
         model = owner if isinstance(owner, keras.Model) else None
         if hooks.only_reads(fn, model):
+            self.beginning.note_used()
             return super().run(fn, args, kwargs, options)
         outer = self._model, self._is_running
         self._model, self._is_running = model, True
@@ -297,6 +298,7 @@ class PartyStrategy(WithoutServer, Strategy, Party):
                 result = super().run(fn, args, kwargs, options)
                 if model is None or fn.__name__ != "train_step":  # which must reduce
                     self.beginning.look_at_new()
+                self.beginning.note_used()
             else:
                 if model is not None:
                     self.beginning.of_model(model)
