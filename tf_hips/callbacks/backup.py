@@ -133,7 +133,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._trainable = snapshot.trainable(self.model) if self.model.built else None
         resuming.begin_anew(self.model)
         self._probe()
-        choice = Choice(self._peers, self._folder, self._check)
+        num_steps = (self.params or {}).get("steps")
+        choice = Choice(self._peers, self._folder, self._check, num_steps)
         backup = choice.backup()
         self._is_back = choice.is_back
         self._offer(self._folder.newest)

@@ -209,6 +209,10 @@ class FedAvg(Loop):
         """The steps that were asked for, if their number is always the same."""
         return None if callable(self._local_steps) else self._local_steps
 
+    def has_equal_steps(self) -> bool:
+        """Whether steps were asked for, and not epochs."""
+        return self._local_steps is not None
+
     def why_not_voted(self) -> str | None:
         """What is sent that depends on more than weights and batches; None: nothing."""
         if self._controls is not None:
