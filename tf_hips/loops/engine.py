@@ -217,6 +217,7 @@ class Loop(Answers, keras.callbacks.Callback):
             "total": self._total_steps,
             "before": self._before,
             "applied": self.applied.place(),
+            "over": self._is_over,
         }
 
     def go_on(self, place: dict[str, Any]) -> None:
@@ -224,12 +225,19 @@ class Loop(Answers, keras.callbacks.Callback):
         self.round, self._epochs = place["round"], place["epochs"]
         self._total_steps, self._before = place["total"], place["before"]
         self.applied.go_on(place.get("applied", ()))
-        self._has_ended = False
+        # A party comes back behind its last meeting; in a run that goes on, training does, too.
+        self._is_over = bool(self._model.stop_training) and place.get("over", False)
+        self._has_ended = self._is_over
 
     @property
     def epochs(self) -> int:
         """Epochs that have ended since the last meeting."""
         return self._epochs
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all have met for the last time in this `fit`."""
+        return self._is_over
 
     @property
     def member(self) -> tuple[int, int]:
