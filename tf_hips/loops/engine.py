@@ -47,7 +47,7 @@ import tensorflow as tf
 
 from tf_hips import log
 from tf_hips.callbacks import resuming
-from tf_hips.loops import bearing, checked, voted
+from tf_hips.loops import bearing, checked, quorums, voted
 from tf_hips.loops.answers import Answers
 from tf_hips.loops.bearing import Bearing, bearing_of
 from tf_hips.loops.between import check_adapted
@@ -97,7 +97,8 @@ class Loop(Answers, keras.callbacks.Callback):
 
         Raises:
             ValueError, TypeError: an argument is no such thing.
-            ConfigError: the server has another rule, or its groups cannot vote on what is sent.
+            ConfigError: the server has another rule, or a quorum and no mean, or its groups cannot
+                vote on what is sent.
             ProtocolError: the strategy has trained already, or serves another loop.
         """
         super().__init__()
@@ -120,6 +121,7 @@ class Loop(Answers, keras.callbacks.Callback):
         self._model = model
         self._strategy = strategy
         self._loan = Loan(strategy, self, level or (PARTY if strategy.has_server else WORKER))
+        quorums.check_rule(strategy.welcome, strategy.rule)
         voted.check(self, strategy)
         voted.check_optimizer(strategy, model, resets=reset_optimizer)
         strategy.loan = self._loan
@@ -414,6 +416,7 @@ class Loop(Answers, keras.callbacks.Callback):
         meeting, place = self.talk(ends=ends, is_whole=is_whole)
         if is_whole and meeting.is_last and not ends:
             bearing.tell_last(self.round, meeting)
+            quorums.tell_last(self.round, meeting, place[0])
         is_void = place[0] in meeting.void
         if is_void and not self._was_void:
             bearing.tell_void(self.round)

@@ -18,7 +18,7 @@ from tf_hips import log
 from tf_hips.callbacks.optimizers import inner
 from tf_hips.comm.compressed import MakeVariable
 from tf_hips.errors import ConfigError, ToleranceError
-from tf_hips.loops import checked, methods
+from tf_hips.loops import checked, methods, quorums
 from tf_hips.loops.engine import Loop
 from tf_hips.loops.meeting import SAMPLES, UNIFORM, WORKERS, Meeting, Word
 from tf_hips.ps.rules import UpdateRule
@@ -143,6 +143,8 @@ class FedAvg(Loop):
                 "round to be drawn for or to count in. Received: "
                 f"participation={self._participation}, weighting={weighting!r}, rule {rule}"
             )
+        if self._controls is not None:
+            quorums.check_controls(strategy.welcome)
         bearing = self._bearing
         if self._normalises and bearing is not None and bearing.bears_liars:
             raise ConfigError(
