@@ -34,8 +34,8 @@ def _refusal(made, told):
     return contextlib.nullcontext() if made else pytest.raises(ConfigError, match=told)
 
 
-def _loop(kind, rule, welcome, **options):
-    """A loop of a party that has joined a server of `rule`, as far as it is made by now."""
+def _make(kind, rule, welcome, **options):
+    """Makes a loop of a party that has joined a server of `rule`."""
     import keras
 
     from tests.strategies import training
@@ -46,7 +46,10 @@ def _loop(kind, rule, welcome, **options):
     with strategy.scope():
         model = training.build(keras.optimizers.SGD(0.05))
     strategy.rule, strategy.welcome = parse(rule), welcome
-    return getattr(loops, kind)(model, strategy, local_steps=4, **options)
+    try:
+        getattr(loops, kind)(model, strategy, local_steps=4, **options)
+    finally:
+        strategy.welcome = None  # else it is the strategy of this process
 
 
 @pytest.mark.parametrize(
@@ -62,14 +65,14 @@ def _loop(kind, rule, welcome, **options):
 )
 def test_what_members_send_is_averaged_where_some_may_be_absent(rule, quorum, made):
     with _refusal(made, r"its rule must take a mean: `--rule mean`\. Received: "):
-        _loop("FedAvg", rule, welcome_of(quorum))
+        _make("FedAvg", rule, welcome_of(quorum))
 
 
 @pytest.mark.parametrize("least", [{}, {"": 2}, {"west": 1}])
 def test_all_control_variates_come_in_their_round(least):
     welcome = welcome_of(paths=TREE, **least)
     with _refusal(not least, "SCAFFOLD's control variates must come from all members"):
-        _loop("FedAvg", "mean", welcome, scaffold=True)
+        _make("FedAvg", "mean", welcome, scaffold=True)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +90,7 @@ def test_all_control_variates_come_in_their_round(least):
 )
 def test_a_late_fragment_counts_nowhere(quorum, where, made):
     with _refusal(made, "one that is late must not count in the next round"):
-        _loop("StreamingDiLoCo", "mean", welcome_of(quorum, **where), fragments=2)
+        _make("StreamingDiLoCo", "mean", welcome_of(quorum, **where), fragments=2)
 
 
 def test_a_quorum_says_what_becomes_of_late_updates():
