@@ -27,6 +27,7 @@ A loop derives from `Loop` and says
     make_state(make)    variables of its own: saved in backups, restored before the first step
     forget_own()        what it makes of these where the backup is another party's
     why_not_voted()     why groups cannot vote on what members send, and steps_of_round()
+    has_equal_steps()   whether all members make equally many steps in a round
     facts()             what must be equal where a backup is taken up
     place(), go_on(p)   where a backup finds it, and how it goes on from there
     correction          of the gradients of a local step, an attribute
