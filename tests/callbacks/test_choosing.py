@@ -27,8 +27,9 @@ def folder_of(path, backups, session="s"):
 class _Peers:
     """One party of several; the others say `others`."""
 
-    def __init__(self, others=(), *, has_rounds=False, backups=None):
+    def __init__(self, others=(), *, has_rounds=False, backups=None, has_equal_steps=False):
         self.others, self.has_rounds, self.backups = list(others), has_rounds, backups
+        self.has_equal_steps = has_equal_steps
 
     def on_first(self, action):
         return action()
@@ -41,10 +42,10 @@ class _Peers:
     gather_from_whole_run = gather_from_all
 
 
-def chosen(folder, peers, check=lambda backup: None):
+def chosen(folder, peers, check=lambda backup: None, num_steps=None):
     from tf_hips.callbacks.choosing import Choice
 
-    choice = Choice(peers, folder, check)
+    choice = Choice(peers, folder, check, num_steps)
     found = choice.backup()
     return (None if found is None else (found.number, found.epoch, found.step)), choice.is_back
 
@@ -97,6 +98,43 @@ def test_who_comes_back_takes_its_own_newest_one_or_another_partys(tmp_path):
     assert chosen(older, _Peers(backups=backups), check) == ((8, 4, 1), True)  # the newest here
     assert calls == [("check", 8), ("back", 9), ("note", 9)]
     assert [one.number for one in older.backups()] == [6, 7, 8]
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "has_equal_steps", "place"),
+    [
+        (20, 20, True, (1, 8)),
+        (12, 20, True, (2, 4)),  # 28 steps
+        (12, 20, False, (1, 4)),
+        (50, 20, True, (0, 28)),
+        (50, 20, False, (1, 20)),
+        (None, 20, True, (1, 0)),
+        (12, None, True, (1, 0)),
+        (None, None, True, (1, 8)),
+    ],
+)
+def test_another_partys_backup_where_epochs_have_other_lengths(
+    tmp_path, here, there, has_equal_steps, place
+):
+    def fetch(intake):
+        intake._header = SimpleNamespace(name="00000002-epoch-1-step-8")
+        draft = next(tmp_path.glob("**/.writing-*"))
+        (draft / "meta.json").write_text(json.dumps({"place": {}, "steps_per_epoch": there}))
+
+    backups = SimpleNamespace(
+        can_come_back=lambda place: True,
+        come_back=lambda place: None,
+        is_lacking=lambda: True,
+        fetch=fetch,
+        note=lambda place: None,
+    )
+    folder = folder_of(tmp_path, [])
+    peers = _Peers(backups=backups, has_equal_steps=has_equal_steps)
+    assert chosen(folder, peers, num_steps=here) == ((1, *place), True)
+    # The next process of this party takes it for its own.
+    [backup] = folder.backups()
+    meta = json.loads((folder.place(backup) / "meta.json").read_text())
+    assert (meta["steps_per_epoch"], meta["is_of_others"]) == (here, True)
 
 
 def test_a_backup_has_its_name_when_all_of_it_is_on_the_disk(tmp_path, monkeypatch):

@@ -158,6 +158,23 @@ def test_who_has_missed_a_round_is_not_waited_for() -> None:
     assert pacer.to_stop(1, 12.0) == {1}
 
 
+def test_rounds_are_not_as_long_as_steps_of_who_is_gone() -> None:
+    pacer = Pacer(PACE, 3)
+    first_round(pacer)
+    pacer.arrived(2, 0, 10.0, Report(2, 4.0, 8.0))
+    wanted = []
+    for number in range(1, 5):
+        found = pacer.assignment(1, number - 1)
+        wanted.append(None if found is None else found.round_s)
+        now = 10.0 + 2.0 * number
+        pacer.arrived(0, number, now, Report(2, 1.0, 2.0))
+        pacer.arrived(1, number, now, Report(8, 0.25, 2.0))
+        if number == 4:
+            pacer.arrived(2, number, now, Report(2, 4.0, 8.0))
+    assert wanted == [8.0, 8.0, 8.0, 2.0]  # it has missed the rounds 1, 2 and 3
+    assert pacer.assignment(2, 4) is not None  # it is there again
+
+
 def test_there_may_be_no_deadline() -> None:
     pacer = Pacer(Pace(deadline=0.0), 2)
     first_round(pacer)

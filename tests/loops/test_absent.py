@@ -139,3 +139,55 @@ def test_whose_weights_are_taken_is_the_same_in_all_parties_of_a_tree(bears_liar
     loan = types.SimpleNamespace(has_server=True)
     exchange = Exchange(None, strategy, loan, None, has_milestone=False, averages_statistics=True)
     assert exchange._bears_liars() == bears_liars
+
+
+@pytest.mark.parametrize("shares", [(1, 1, 1), (1, 0, 1)])
+def test_a_control_variate_that_is_lost_goes_out_of_the_common_one(shares):
+    """Once all members count: it is the mean of theirs again, and not off by the lost one."""
+    import keras
+    import tensorflow as tf
+
+    from tests.strategies import training
+    from tf_hips.loops import FedAvg
+    from tf_hips.loops.meeting import Meeting, Told
+    from tf_hips.strategies import CompressedRing
+
+    made = []
+    for number in range(3):
+        strategy = CompressedRing()
+        with strategy.scope():
+            model = training.build(keras.optimizers.SGD(0.5))
+        loop = FedAvg(model, strategy, local_steps=2, scaffold=True)
+        loop._controls.make([[2]], lambda value, name: tf.Variable(value))
+        loop._controls.common[0].assign([2.0, 2.0])  # the mean of all
+        loop._controls.own[0].assign([float(number) + 1.0] * 2)
+        made.append(loop)
+    made[0].forget_own()
+
+    def meet(counts):
+        told = [
+            Told(2 * one, 16, words=loop.words()) for loop, one in zip(made, counts, strict=True)
+        ]
+        meeting = Meeting(tuple((one,) for one in told), "uniform", is_equal=True)
+        sent = []
+        for party, loop in enumerate(made):
+            loop._controls.rates = (2, 1.0)
+            moved = [tf.constant([float(party), 3.0])]
+            sent.append(loop.outgoing(moved, meeting, (party, 0))[1])
+        mean = tf.add_n([s * one for s, one in zip(meeting.party_shares(), sent, strict=True)])
+        for party, loop in enumerate(made):
+            loop.incoming([tf.zeros([2]), mean], meeting, (party, 0))
+
+    def is_mean():
+        own = np.mean([loop._controls.own[0].numpy() for loop in made], 0)
+        common = [loop._controls.common[0].numpy() for loop in made]
+        assert all(np.array_equal(one, common[0]) for one in common)
+        return np.allclose(common[0], own, atol=1e-6)
+
+    meet(shares)
+    assert is_mean() == all(shares)
+    meet((1, 1, 1))
+    assert is_mean()
+    meet((1, 0, 1))  # in which only differences go up again
+    assert is_mean()
+    assert not any(loop.words()["odd"] for loop in made)

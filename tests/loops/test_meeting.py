@@ -48,7 +48,7 @@ def _words(loop_of):
 
     if loop_of == "fedavg":
         loop, words = FedAvg.__new__(FedAvg), {"effective": 2.0}
-        loop._normalises = True
+        loop._normalises, loop._controls = True, None
     else:
         loop, words = ESync.__new__(ESync), {"effective": 2, "step_s": 0.1, "local_s": 1.0}
         loop._paced = types.SimpleNamespace(pace=Pace())

@@ -83,7 +83,9 @@ def test_a_payload_counts_once_and_is_kept_until_nobody_needs_it() -> None:
     assert answer(gathers, 0) == expected  # one may come back to it
     gathers.need(1)
     assert answer(gathers, 0) == expected
+    assert gathers.are_whole
     deliver(gathers, 0, 2, b"more")
+    assert not gathers.are_whole
     with pytest.raises(ProtocolError, match="Gather 0 is over"):
         gathers.answer(0)
     assert gathers.missing(0) == set()

@@ -104,6 +104,21 @@ def test_a_party_takes_anothers_backup_and_goes_on(
         assert server._session.store.oldest == 4
 
 
+def test_a_party_whose_gathers_are_forgotten_cannot_begin_anew(certificates: Certificates) -> None:
+    """A loop has few rounds: the two newest ones, which are always kept, may be all."""
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(serving(certificates))
+        a, b = stack.enter_context(parties(server, certificates))
+        train_all((a, b), 0, 0)
+        for number in range(4):
+            together(*(lambda one=one, n=number: one.client.gather(n, "x", b"") for one in (a, b)))
+        together(*(lambda one=one: one.client.backed_up(1, 3) for one in (a, b)))
+        killed(b)
+        back = joined_again(server, certificates, "b", server.address)
+        stack.callback(back.client.close)
+        assert (back.client._welcome.oldest, back.client._welcome.keeps_all) == (0, False)
+
+
 ROBUST = "median(f=0)"
 
 

@@ -41,6 +41,7 @@ from tf_hips.callbacks.snapshot import Entry
 from tf_hips.callbacks.writing import Writing
 
 _FORMAT = 3
+_ALL, _OWN = "all", "own"  # whose training a backup says that it stopped
 
 
 class BackupAndRestore(keras.callbacks.Callback):
@@ -102,6 +103,7 @@ class BackupAndRestore(keras.callbacks.Callback):
     def _forget(self) -> None:
         self._resumed: Backup | None = None
         self._is_back = False
+        self._had_stopped = False  # whether the `fit` that comes back makes no further step
         self._epoch = 0
         self._last_step = 0
         self._steps_since = 0
@@ -133,7 +135,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._trainable = snapshot.trainable(self.model) if self.model.built else None
         resuming.begin_anew(self.model)
         self._probe()
-        choice = Choice(self._peers, self._folder, self._check)
+        num_steps = (self.params or {}).get("steps")
+        choice = Choice(self._peers, self._folder, self._check, num_steps)
         backup = choice.backup()
         self._is_back = choice.is_back
         self._offer(self._folder.newest)
@@ -143,11 +146,18 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._restore(backup)
         self._resumed = backup
         self._next_epoch = backup.epoch
+        meta = meta_of(self._folder, backup)
         if self._peers.strategy is not None:
-            resuming.go_on_counting(self.model, meta_of(self._folder, backup)["data_offset"])
+            resuming.go_on_counting(self.model, meta["data_offset"])
         resuming.go_on(self.model, backup.epoch, backup.step)
         self._outer_epoch = self.model._initial_epoch
         self.model._initial_epoch = backup.epoch
+        stops = meta.get("stops")
+        if self._is_back and stops and (stops == _ALL or not meta.get(IS_OF_OTHERS)):
+            # Behind this backup no step was made. Keras has made this False already.
+            self._had_stopped = self.model.stop_training = True
+            if not backup.step:
+                self.model._initial_epoch = max(backup.epoch, (self.params or {})["epochs"])
         if self._peers.rank == 0:  # a warning, because workers show nothing less
             log.warning("Goes on at step %d of epoch %d.", backup.step, backup.epoch + 1)
 
@@ -165,8 +175,13 @@ class BackupAndRestore(keras.callbacks.Callback):
             resuming.set_epoch(self.model, epoch)  # a strategy tells its data itself
         if backup.step:
             self._last_step = backup.step
+            self._is_cut = self._had_stopped
             resuming.leave_out(
-                self.model, epoch, backup.step, lambda batch: self._restore_again(backup, batch)
+                self.model,
+                epoch,
+                backup.step,
+                lambda batch: self._restore_again(backup, batch),
+                is_over=self._had_stopped,
             )
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -282,6 +297,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             "data_offset": data_offset,
             "place": place,
             "fit": self._fit,
+            "stops": self._who_stops(),
             "trainable": self._trainable,
             "optimizer": self._optimizers(),
         }
@@ -294,6 +310,13 @@ class BackupAndRestore(keras.callbacks.Callback):
             # Lists of gradients that come later may still read what was taken up.
             protected=self._resumed,
         )
+
+    def _who_stops(self) -> str | None:
+        """Whose training ends where this backup is made; None: nobody's."""
+        if not self.model.stop_training:
+            return None
+        loan = None if self._peers.strategy is None else self._peers.strategy.loan
+        return _ALL if loan is None or loan.is_over else _OWN
 
     def _own(self, entries: list[Entry]) -> list[int]:
         """Which variables differ between ranks."""

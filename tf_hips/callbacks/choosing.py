@@ -19,17 +19,25 @@ class Choice:
         is_back: whether it leads into a run that goes on, in which the others are elsewhere.
     """
 
-    def __init__(self, peers: Peers, folder: BackupFolder, check: Callable[[Backup], None]) -> None:
+    def __init__(
+        self,
+        peers: Peers,
+        folder: BackupFolder,
+        check: Callable[[Backup], None],
+        num_steps: int | None = None,
+    ) -> None:
         """Chooses among the backups of a folder.
 
         Args:
             peers: of this rank.
             folder: of this party.
             check: raises where this rank cannot take a backup up.
+            num_steps: of an epoch here; None: not known.
         """
         self._peers = peers
         self._folder = folder
         self._check = check
+        self._num_steps = num_steps
         self.is_back = False
 
     def backup(self) -> Backup | None:
@@ -111,7 +119,12 @@ class Choice:
             "No backup here leads into the run that goes on. Another party's is fetched: what "
             "encoding had dropped here is lost, so the run will not end bit for bit as without it."
         )
-        fetched = self._peers.on_first(lambda: fetch(self._folder, number, backups))
+        has_equal_steps = self._peers.has_equal_steps
+        fetched = self._peers.on_first(
+            lambda: fetch(
+                self._folder, number, backups, self._num_steps, has_equal_steps=has_equal_steps
+            )
+        )
         backup = Backup(*fetched)
         try:
             if not self._take_place(backup):

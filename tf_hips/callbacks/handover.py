@@ -20,16 +20,27 @@ def meta_of(folder: BackupFolder, backup: Backup) -> dict[str, Any]:
     return read_json(folder.place(backup) / META)
 
 
-def fetch(folder: BackupFolder, number: int, backups: Backups) -> list[int]:
+def fetch(
+    folder: BackupFolder,
+    number: int,
+    backups: Backups,
+    num_steps: int | None = None,
+    *,
+    has_equal_steps: bool = False,
+) -> list[int]:
     """Fetches it over the uplink; called on rank 0.
 
     Args:
         folder: gets it as a whole backup or not at all.
         number: that it gets there; what it has at the other party is not kept.
         backups: those of a strategy that comes back to its run.
+        num_steps: of an epoch here, where parties of a loop may have data of other lengths; None:
+            not known.
+        has_equal_steps: whether the party has made as many steps as the other one, however many
+            an epoch has.
 
     Returns:
-        Number, epoch and step of the backup.
+        Number, epoch and step of the backup, as this party counts them.
 
     Raises:
         PeerError: no party has one, or it cannot be reached.
@@ -41,11 +52,11 @@ def fetch(folder: BackupFolder, number: int, backups: Backups) -> list[int]:
         folder.start(draft)
         intake = Intake(folder.draft(draft))
         backups.fetch(intake)
-        _mark(folder.draft(draft))
         told = named(intake.name)
         if told is None:
             raise ProtocolError(f"A backup of another party must be one. Received: {intake.name}")
-        backup = Backup(number, told.epoch, told.step)
+        was = _mark(folder.draft(draft), num_steps)
+        backup = Backup(number, *_own_place(told, was, num_steps, has_equal_steps))
         if backup != draft:
             folder.draft(draft).rename(folder.draft(backup))
             draft = backup
@@ -56,9 +67,26 @@ def fetch(folder: BackupFolder, number: int, backups: Backups) -> list[int]:
     return [backup.number, backup.epoch, backup.step]
 
 
-def _mark(draft: Path) -> None:
+def _own_place(
+    told: Backup, was: int | None, num_steps: int | None, has_equal_steps: bool
+) -> tuple[int, int]:
+    """Epoch and step here, where a party with `was` steps in an epoch is at `told`."""
+    if was == num_steps:
+        return told.epoch, told.step
+    if not was or not num_steps:
+        return told.epoch, 0
+    if has_equal_steps:
+        return divmod(told.epoch * was + told.step, num_steps)
+    return told.epoch, told.step * num_steps // was
+
+
+def _mark(draft: Path, num_steps: int | None) -> int | None:
+    """Makes it this party's, with so many steps in an epoch; returns how many it had."""
     try:
         meta = json.loads((draft / META).read_text("utf-8"))
-        (draft / META).write_text(json.dumps({**meta, IS_OF_OTHERS: True}), encoding="utf-8")
-    except (OSError, ValueError, TypeError) as error:
+        was = meta.get("steps_per_epoch")
+        own = {**meta, IS_OF_OTHERS: True, "steps_per_epoch": num_steps}
+        (draft / META).write_text(json.dumps(own), encoding="utf-8")
+        return None if was is None else int(was)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ProtocolError(f"A backup of another party must be one: {error}") from error

@@ -21,6 +21,14 @@ class Lent(Protocol):
     def keeps_step(self) -> bool:
         """Whether those who exchange with a server wait for each other."""
 
+    @property
+    def is_over(self) -> bool:
+        """Whether all have met for the last time in this `fit`."""
+
+    @property
+    def has_equal_steps(self) -> bool:
+        """Whether members make equally many steps in a round, however many an epoch of each has."""
+
     def whole(self) -> AbstractContextManager[None]:
         """While all replicas meet: the strategy reduces and gathers over all of them."""
 

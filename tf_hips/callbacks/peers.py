@@ -61,6 +61,12 @@ class Peers:
         loan = None if self.strategy is None else self.strategy.loan
         return loan is not None and loan.has_server and loan.keeps_step
 
+    @property
+    def has_equal_steps(self) -> bool:
+        """Whether all parties make equally many steps, however many an epoch of each has."""
+        loan = None if self.strategy is None else self.strategy.loan
+        return loan is not None and loan.has_equal_steps
+
     def gather_from_whole_run(self, value: Any, label: str) -> list[Any]:
         """JSON values of all workers of all parties, also where a loop keeps these apart."""
         if self.strategy is None or self.strategy.loan is None:

@@ -140,7 +140,14 @@ def go_on_counting(model: keras.Model, offset: int | None) -> None:
         position.offset_of_resumed = offset
 
 
-def leave_out(model: keras.Model, epoch: int, step: int, begin: Callable[[Any], None]) -> None:
+def leave_out(
+    model: keras.Model,
+    epoch: int,
+    step: int,
+    begin: Callable[[Any], None],
+    *,
+    is_over: bool = False,
+) -> None:
     """Lets the epoch that `fit` is about to begin start at a step in its middle.
 
     Called from a callback's `on_epoch_begin`, after `go_on`.
@@ -151,6 +158,7 @@ def leave_out(model: keras.Model, epoch: int, step: int, begin: Callable[[Any], 
         step: steps that are left out; a multiple of `steps_per_execution`.
         begin: called once, when all callbacks have begun the epoch and nothing of it has run; gets
             the last batch that was dropped, or None.
+        is_over: whether the steps behind `step` are left out, too: the epoch was stopped there.
 
     Raises:
         RuntimeError: no `fit` runs.
@@ -182,9 +190,23 @@ def leave_out(model: keras.Model, epoch: int, step: int, begin: Callable[[Any], 
             if not has_begun:
                 has_begun = True
                 begin(batch)
+            if is_over:
+                _tell_metrics(model)
+                return
             yield first, last, iterator
 
     steps._enumerate_iterator = rest
+
+
+def _tell_metrics(model: keras.Model) -> None:
+    """Lets the epoch that runs end with what the metrics hold, though no step of it is made."""
+    result = model._get_metrics_result_or_logs
+
+    def once(logs: Any) -> Any:
+        del model._get_metrics_result_or_logs  # that of the class is there again
+        return result(logs or model.get_metrics_result())
+
+    model._get_metrics_result_or_logs = once
 
 
 def _next(iterator: Any, number: int, step: int) -> Any:

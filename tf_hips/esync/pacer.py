@@ -19,7 +19,9 @@ begins none that would end after that by more than half. A child that all others
 half of them wait for after the deadline, is told to end its local steps with the one that it is in.
 So a step that lasts longer than expected costs steps, not time. What counts are the steps that a
 child says it has done. A child without steps has no data left: nobody's steps are cut for it, and
-it is in no plan; nor does one count that has missed the round before.
+it is in no plan; nor does one count that has missed the round before. One that has missed three
+rounds, as when a quorum goes on without it, is in no plan until it is there again: nobody's rounds
+are as long as the steps of who is gone.
 
 The state is soft: after a restart times are learnt anew from the next arrivals.
 """
@@ -207,10 +209,11 @@ class Pacer:
             self._ended = frozenset(
                 child for child, report in current.reports.items() if not report.steps
             )
+            there = {child for one in self._rounds.values() for child in one.reports}
             known = [
                 (child, average.times)
                 for child, average in enumerate(self._averages)
-                if average.times is not None and child not in self._ended
+                if average.times is not None and child in there - self._ended
             ]
             if known:
                 current.places = {child: place for place, (child, _) in enumerate(known)}

@@ -48,6 +48,13 @@ class Answers:
         """Local steps between two exchanges of the parties; None: not always as many."""
         return None
 
+    def has_equal_steps(self) -> bool:
+        """Whether all members make equally many steps in a round, however much data each has.
+
+        Then a member that takes up another one's backup has made as many steps, too.
+        """
+        return False
+
     def words(self) -> dict[str, Any]:
         """What this worker says in a meeting beside `Told`: JSON values by name."""
         return {}

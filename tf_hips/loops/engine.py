@@ -27,6 +27,7 @@ A loop derives from `Loop` and says
     make_state(make)    variables of its own: saved in backups, restored before the first step
     forget_own()        what it makes of these where the backup is another party's
     why_not_voted()     why groups cannot vote on what members send, and steps_of_round()
+    has_equal_steps()   whether all members make equally many steps in a round
     facts()             what must be equal where a backup is taken up
     place(), go_on(p)   where a backup finds it, and how it goes on from there
     correction          of the gradients of a local step, an attribute
@@ -47,7 +48,7 @@ import tensorflow as tf
 
 from tf_hips import log
 from tf_hips.callbacks import resuming
-from tf_hips.loops import bearing, checked, voted
+from tf_hips.loops import bearing, checked, quorums, voted
 from tf_hips.loops.answers import Answers
 from tf_hips.loops.bearing import Bearing, bearing_of
 from tf_hips.loops.between import check_adapted
@@ -97,7 +98,8 @@ class Loop(Answers, keras.callbacks.Callback):
 
         Raises:
             ValueError, TypeError: an argument is no such thing.
-            ConfigError: the server has another rule, or its groups cannot vote on what is sent.
+            ConfigError: the server has another rule, or a quorum and no mean, or its groups cannot
+                vote on what is sent.
             ProtocolError: the strategy has trained already, or serves another loop.
         """
         super().__init__()
@@ -120,6 +122,7 @@ class Loop(Answers, keras.callbacks.Callback):
         self._model = model
         self._strategy = strategy
         self._loan = Loan(strategy, self, level or (PARTY if strategy.has_server else WORKER))
+        quorums.check_rule(strategy.welcome, strategy.rule)
         voted.check(self, strategy)
         voted.check_optimizer(strategy, model, resets=reset_optimizer)
         strategy.loan = self._loan
@@ -217,6 +220,7 @@ class Loop(Answers, keras.callbacks.Callback):
             "total": self._total_steps,
             "before": self._before,
             "applied": self.applied.place(),
+            "over": self._is_over,
         }
 
     def go_on(self, place: dict[str, Any]) -> None:
@@ -224,12 +228,19 @@ class Loop(Answers, keras.callbacks.Callback):
         self.round, self._epochs = place["round"], place["epochs"]
         self._total_steps, self._before = place["total"], place["before"]
         self.applied.go_on(place.get("applied", ()))
-        self._has_ended = False
+        # A party comes back behind its last meeting; in a run that goes on, training does, too.
+        self._is_over = bool(self._model.stop_training) and place.get("over", False)
+        self._has_ended = self._is_over
 
     @property
     def epochs(self) -> int:
         """Epochs that have ended since the last meeting."""
         return self._epochs
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all have met for the last time in this `fit`."""
+        return self._is_over
 
     @property
     def member(self) -> tuple[int, int]:
@@ -406,6 +417,7 @@ class Loop(Answers, keras.callbacks.Callback):
         meeting, place = self.talk(ends=ends, is_whole=is_whole)
         if is_whole and meeting.is_last and not ends:
             bearing.tell_last(self.round, meeting)
+            quorums.tell_last(self.round, meeting, place[0])
         is_void = place[0] in meeting.void
         if is_void and not self._was_void:
             bearing.tell_void(self.round)

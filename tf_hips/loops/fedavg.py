@@ -18,7 +18,7 @@ from tf_hips import log
 from tf_hips.callbacks.optimizers import inner
 from tf_hips.comm.compressed import MakeVariable
 from tf_hips.errors import ConfigError, ToleranceError
-from tf_hips.loops import checked, methods
+from tf_hips.loops import checked, methods, quorums
 from tf_hips.loops.engine import Loop
 from tf_hips.loops.meeting import SAMPLES, UNIFORM, WORKERS, Meeting, Word
 from tf_hips.ps.rules import UpdateRule
@@ -109,6 +109,7 @@ class FedAvg(Loop):
         self._is_compat = compat
         self._proximal = methods.Proximal(prox_mu) if prox_mu else None
         self._controls = methods.ControlVariates(model) if scaffold else None
+        self._is_odd = False  # whether c still holds a c_i of this member that is lost
         if scaffold and weighting not in (None, UNIFORM):
             raise ValueError(
                 f'SCAFFOLD must have `weighting="uniform"`. Received: weighting={weighting!r}'
@@ -143,6 +144,8 @@ class FedAvg(Loop):
                 "round to be drawn for or to count in. Received: "
                 f"participation={self._participation}, weighting={weighting!r}, rule {rule}"
             )
+        if self._controls is not None:
+            quorums.check_controls(strategy.welcome)
         bearing = self._bearing
         if self._normalises and bearing is not None and bearing.bears_liars:
             raise ConfigError(
@@ -209,6 +212,10 @@ class FedAvg(Loop):
         """The steps that were asked for, if their number is always the same."""
         return None if callable(self._local_steps) else self._local_steps
 
+    def has_equal_steps(self) -> bool:
+        """Whether steps were asked for, and not epochs."""
+        return self._local_steps is not None
+
     def why_not_voted(self) -> str | None:
         """What is sent that depends on more than weights and batches; None: nothing."""
         if self._controls is not None:
@@ -245,7 +252,7 @@ class FedAvg(Loop):
     def place(self) -> dict[str, Any]:
         """Where a backup finds the loop: also what SCAFFOLD has counted."""
         rates = {} if self._controls is None else {"rates": self._controls.rates}
-        return {**super().place(), **rates}
+        return {**super().place(), **rates, "odd": self._is_odd}
 
     def go_on(self, place: dict[str, Any]) -> None:
         """Takes up the place that a backup has."""
@@ -253,6 +260,7 @@ class FedAvg(Loop):
         if self._controls is not None:
             counted, total = place.get("rates", (0, 0.0))
             self._controls.rates = (counted, total)
+        self._is_odd = bool(place.get("odd", False))
 
     def drawn(self, round_number: int) -> frozenset[int] | None:
         """The members drawn for a round, so many as `participation` says; None: all.
@@ -283,15 +291,19 @@ class FedAvg(Loop):
     # What.
 
     def words(self) -> dict[str, Any]:
-        """FedNova's a_i, where movements are normalised."""
-        if not self._normalises:
-            return {}
-        mu = 0.0 if self._proximal is None else self._proximal.mu
-        return {"effective": methods.weighed(self.model, self.steps, self.applied.of, mu)}
+        """FedNova's a_i, where movements are normalised; of SCAFFOLD whether a c_i is lost."""
+        found: dict[str, Any] = {}
+        if self._controls is not None:
+            found["odd"] = int(self._is_odd)
+        if self._normalises:
+            mu = 0.0 if self._proximal is None else self._proximal.mu
+            found["effective"] = methods.weighed(self.model, self.steps, self.applied.of, mu)
+        return found
 
     def vocabulary(self) -> dict[str, Word]:
-        """FedNova's a_i."""
-        return {"effective": Word()} if self._normalises else {}
+        """FedNova's a_i, and SCAFFOLD's word."""
+        found = {} if self._controls is None else {"odd": Word(int, most=1)}
+        return {**found, "effective": Word()} if self._normalises else found
 
     def more(self, trained: Sequence[Gradient]) -> list[Gradient]:
         """SCAFFOLD's second tensor for each that is trained."""
@@ -311,8 +323,19 @@ class FedAvg(Loop):
             factor = methods.gain(own.words["effective"], told)
             sent = [one * tf.cast(factor, one.dtype) for one in sent]
         if self._controls is not None:
-            sent += self._controls.sent(moved, counts=own.counts)
+            is_anew = self._is_anew(meeting)
+            sent += self._controls.sent(moved, counts=own.counts, is_anew=is_anew)
         return sent
+
+    def _is_anew(self, meeting: Meeting) -> bool:
+        """Whether c is made anew of the c_i of all members, one of whom has lost its own.
+
+        What c holds of the one that is lost would stay there for ever. It waits for a meeting in
+        which all count.
+        """
+        members = meeting.members
+        is_odd = any(one.words.get("odd") for one in meeting.everyone)
+        return is_odd and all(share > 0 for share, _ in members)
 
     def incoming(
         self, received: list[tf.Tensor], meeting: Meeting, place: tuple[int, int]
@@ -329,6 +352,7 @@ class FedAvg(Loop):
             took_part / self.server_rate,
             is_sent=meeting.counts(party, worker),
         )
+        self._is_odd &= not self._is_anew(meeting)
         return received[:count]
 
     def make_state(self, make: MakeVariable) -> None:
@@ -341,6 +365,7 @@ class FedAvg(Loop):
         if self._controls is not None:
             self._controls.forget_own()
             self._controls.begin_round()
+            self._is_odd = True
 
     def _correct(
         self, gradients: Sequence[tf.Tensor], variables: Sequence[tf.Variable]

@@ -81,6 +81,10 @@ class HFA(Loop):
         del round_number
         return self._local_steps
 
+    def has_equal_steps(self) -> bool:
+        """All make the steps that were asked for."""
+        return True
+
     def why_not_voted(self) -> str | None:
         """None: steps and meetings are as many for all, so groups can vote."""
         return None

@@ -265,23 +265,27 @@ class ControlVariates:
         """What the gradient of variable `place` gains."""
         return tf.cast(self.common[place].read_value() - self.own[place].read_value(), dtype)
 
-    def sent(self, moved: Sequence[tf.Tensor], *, counts: bool) -> list[tf.Tensor]:
+    def sent(
+        self, moved: Sequence[tf.Tensor], *, counts: bool, is_anew: bool = False
+    ) -> list[tf.Tensor]:
         """c_i - c_i' of a member that has moved by `moved` in the steps that are counted.
 
         Args:
             moved: w_before - w.
             counts: whether the member's movement goes into the mean.
+            is_anew: whether all members send c - c_i' instead, so that c becomes their mean again.
         """
         _, total = self.rates
         if not counts or not total:  # a rate of 0, as of a warmup, shows nothing of gradients
             self._next = [one.read_value() for one in self.own]
-            return [tf.zeros_like(one) for one in self.own]
-        factor = tf.constant(1.0 / total, tf.float32)
-        self._next = [
-            own.read_value() - common.read_value() + tf.cast(one, tf.float32) * factor
-            for own, common, one in zip(self.own, self.common, moved, strict=True)
-        ]
-        return [own.read_value() - after for own, after in zip(self.own, self._next, strict=True)]
+        else:
+            factor = tf.constant(1.0 / total, tf.float32)
+            self._next = [
+                own.read_value() - common.read_value() + tf.cast(one, tf.float32) * factor
+                for own, common, one in zip(self.own, self.common, moved, strict=True)
+            ]
+        before = self.common if is_anew else self.own
+        return [one.read_value() - after for one, after in zip(before, self._next, strict=True)]
 
     def take(self, received: Sequence[tf.Tensor], share: float, *, is_sent: bool) -> None:
         """Changes c by what has come down, and c_i if this member's has been counted.

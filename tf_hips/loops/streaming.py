@@ -28,7 +28,7 @@ import tensorflow as tf
 
 from tf_hips.comm.compressed import MakeVariable
 from tf_hips.errors import ConfigError
-from tf_hips.loops import checked
+from tf_hips.loops import checked, quorums
 from tf_hips.loops.engine import Loop
 from tf_hips.loops.meeting import UNIFORM, Meeting, Word
 from tf_hips.loops.outer import Outer, chosen_outer
@@ -70,7 +70,8 @@ class StreamingDiLoCo(Loop):
 
         Raises:
             ValueError, TypeError: an argument is out of range, or no number.
-            ConfigError: the server has a rule with steps of its own.
+            ConfigError: the server has a rule with steps of its own, or adds what is late to the
+                next round.
             ProtocolError: the strategy has trained already, or serves another loop.
         """
         local_steps = checked.whole("local_steps", local_steps)
@@ -95,6 +96,7 @@ class StreamingDiLoCo(Loop):
                 "With fragments the workers make the outer steps, so the rule of the server must "
                 f"be `sum` or `mean`. Received: {rule}"
             )
+        quorums.check_fragments(strategy.welcome)
         self._fragments = fragments
         self._overlap = overlap
         self._is_under_way = False
@@ -154,6 +156,10 @@ class StreamingDiLoCo(Loop):
         """Steps up to the next landing or launch."""
         del round_number
         return self._overlap if self._is_under_way else self._interval
+
+    def has_equal_steps(self) -> bool:
+        """All make the steps that were asked for."""
+        return True
 
     def words(self) -> dict[str, Any]:
         """Launches since the last step."""

@@ -14,6 +14,7 @@ from tf_hips import log
 from tf_hips.callbacks.party import Backups
 from tf_hips.comm import watchdog
 from tf_hips.errors import PeerError
+from tf_hips.ps.client.welcome import Welcome
 from tf_hips.ps.transport import parcel
 from tf_hips.ps.transport.parcel import Intake
 
@@ -71,7 +72,7 @@ class PartyBackups(Backups):
 
     def is_lacking(self) -> bool:
         """Whether only another party's backup leads into the run that goes on."""
-        welcome = self._strategy._together()
+        welcome = self._with_others()
         return welcome is not None and welcome.is_back and self._is_new() and not welcome.keeps_all
 
     def fetch(self, intake: Intake) -> None:
@@ -89,13 +90,24 @@ class PartyBackups(Backups):
     def offer(self, newest: Callable[[], Path]) -> None:
         """Gives the newest backup to parties that have lost theirs."""
         strategy = self._strategy
-        if strategy._together() is None or strategy._is_closed:
+        if self._with_others() is None or strategy._is_closed:
             return
         strategy._connected().offer(lambda request: parcel.send(newest(), request.held))
 
     def when_left(self, action: Callable[[], None]) -> None:
         """Calls `action` when this process has left the run in peace."""
         self._strategy._when_left += (action,)
+
+    def _with_others(self) -> Welcome | None:
+        """What the run is, if its parties have the same weights where they meet.
+
+        Parties of a loop train apart between two meetings, and callbacks are at work there.
+        """
+        strategy = self._strategy
+        if strategy.loan is None:
+            return strategy._together()
+        with strategy.loan.whole():
+            return strategy._together()
 
     def _is_new(self) -> bool:
         """Once, and at the beginning: later backups of this process are its own."""

@@ -217,6 +217,16 @@ class Loan:
         with self.whole():
             return not self.has_server or self._strategy._together() is not None
 
+    @property
+    def is_over(self) -> bool:
+        """Whether all have met for the last time in this `fit`."""
+        return bool(self.owner.is_over)
+
+    @property
+    def has_equal_steps(self) -> bool:
+        """Whether members make equally many steps in a round, however many an epoch of each has."""
+        return bool(self.owner.has_equal_steps())
+
     def sizes(self) -> tuple[int, ...]:
         """Workers of each party that meets now, inside `whole()` or `in_party()`."""
         welcome = self._strategy._together()

@@ -28,7 +28,7 @@ class Welcome:
         session: what tells this run from others of its name.
         is_back: whether this process has taken over from another one of its site.
         oldest: the oldest round that such a process can come back to.
-        keeps_all: whether that is the first one of this party.
+        keeps_all: whether that is the first one of this party, and all gathers are kept, too.
         votes: how the children of its server vote, as a text of `rules.votes`; None: they do not.
         first_group: number of the first of its workers among the groups of workers that share
             batches; of groups that change, where those of its server begin.

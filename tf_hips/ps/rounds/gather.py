@@ -274,6 +274,11 @@ class Gathers:
         """The newest gather that has begun."""
         return self._live[-1]
 
+    @property
+    def are_whole(self) -> bool:
+        """Whether all of them are kept, from the first one on."""
+        return len(self._gathers) == self.newest + 1
+
     def need(self, number: int) -> None:
         """Gathers after the prologue and before `number` are not needed any more."""
         self._needed = max(self._needed, number)

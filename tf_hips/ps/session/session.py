@@ -393,7 +393,7 @@ class Session(Departing):
                 "session": members.session,
                 "is_back": known.num_returns > 0,
                 "oldest": oldest,
-                "keeps_all": oldest <= known.first_round,
+                "keeps_all": oldest <= known.first_round and self.state.gathers.are_whole,
                 "votes": members.votes.text if members.votes is not None else None,
                 "first_group": first_group,
                 "groups": num_groups,

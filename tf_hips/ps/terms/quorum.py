@@ -36,6 +36,14 @@ _FLOOR_S = 0.05
 _FLOOR_SHARE = 0.05
 
 
+_LATE = ", late updates: "  # in a `text`
+
+
+def drops_late(text: str) -> bool:
+    """Whether late updates count nowhere under the quorum that has this `text`."""
+    return text.rpartition(_LATE)[2] == DROP
+
+
 @dataclasses.dataclass(frozen=True)
 class Quorum:
     """When a round closes without some of its children.
@@ -62,7 +70,7 @@ class Quorum:
             when = f"at an adaptive deadline of {self.mads:g} MADs"
         else:
             when = f"after {self.deadline_s:g} s"
-        return f"{self.least} children {when}, late updates: {self.late}"
+        return f"{self.least} children {when}{_LATE}{self.late}"
 
 
 def from_options(
