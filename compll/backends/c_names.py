@@ -45,7 +45,7 @@ check_prefix chosen_of clear_bins clear_tile combine_lanes combine_row compared 
 count_bits cudaDeviceGetAttribute cudaGetDevice cudaGetErrorString cudaGetLastError
 cudaLaunchKernelEx cut defined digit_of each each_four each_kept elements end_block error_text
 exchange exchange_some extreme_found fence fetch few_of few_parts find_group find_key find_machine
-find_spot finish_floats finish_ints finished flag_bits flags_of flags_of_bits fmaf fmaxf fminf fnv1a
+find_spot finished flag_bits flags_of flags_of_bits fmaf fmaxf fminf fnv1a
 fold fold_few fold_found fold_lane fold_pairs fold_parts fold_rows fold_wide follow for_bits
 for_flags four gather_bits getter gridDim group_base guess guess_least hadamard_block
 hadamard_blocks hadamard_each hadamard_last hadamard_pairs

@@ -21,8 +21,6 @@ _CONSTANTS = {
 _DECLARED = re.compile(r"TF_HIPS_SHARED (\w+) \w+(?:\[([^\]]+)\])?;")
 # Functions of reduce.cuh, select.cuh and top_k.cuh, and what each instance of them has.
 _CALLED = {
-    r"finish_floats<\w+>": 16,
-    r"finish_ints<\w+>": 32,
     r"reduce_blocks<\w+>": 4096,
     "sum_threads": 128,
     "scan_tiles": 2048 + 32,

@@ -122,7 +122,6 @@ class Blocks:
                 per_block.append(sweep)
                 continue
             whole, given = self._block_lets(sweep, step.var, value)
-            # Behind these, of which they may be made.
             self._per_block(per_block, step.var)
             per_block = []
             self._close_blocks()

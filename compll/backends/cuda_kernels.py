@@ -4,7 +4,8 @@
     sweep    a block of 128 threads has a tile of 1024 elements, eight neighbours a thread:
              phase 1   load, draw noise, compute; codes that are whole words are written, other
                        codes and values go to shared memory
-             phase 2   16 threads a reduction fold its lanes; all threads write the other codes
+             phase 2   16 threads a reduction fold its lanes, but of extremes, which warps have
+                       found already; all threads write the other codes
              phase 3   the tile's results of reductions
     finish   a block of threads a chunk: the tiles' results in the fixed tree
     header   by one thread, in the first kernel that knows the scalars of the body
@@ -36,6 +37,8 @@ HEAD = (
     "[[maybe_unused]] const Layout& layout = call.tensor.layout(spot.chunk);",
     "[[maybe_unused]] const int64_t begin = spot.chunk * kChunkElements;",
 )
+# Vectors of codes of a kernel of which as many blocks share a multiprocessor as can.
+_MAX_CROWDED = 2
 HERE = Gradient("load8<is_full>(in", ("in",))
 _SUM = Gradient("load_sum8<is_full>(gradient, residual, value", ("gradient", "residual", "value"))
 _AGAIN = Gradient("load_again8<is_full>(in, residual, value", ("in",))
@@ -52,15 +55,18 @@ def grid_of(name: str, call: str, *, opening: str = "follow();", kind: str = "")
     ]
 
 
-def _grids_of(name: str) -> list[str]:
+def _grids_of(made: Written) -> list[str]:
     """Two of one that may leave a residual: a call without one has no registers for it."""
+    name = made.name
+    # What writes more vectors of codes needs more registers than so many blocks leave it.
+    kind = "CROWDED_" if made.vectors <= _MAX_CROWDED else ""
     return [
-        f"TF_HIPS_CROWDED_KERNEL {name}_grid(const EncodeCall call) {{",
+        f"TF_HIPS_{kind}KERNEL {name}_grid(const EncodeCall call) {{",
         "  follow();",
         "  TF_HIPS_ASSUME(call.residual == nullptr);",
         f"  {name}<false>(call, blockIdx.x);",
         "}",
-        f"TF_HIPS_CROWDED_KERNEL {name}_rest_grid(const EncodeCall call) {{",
+        f"TF_HIPS_{kind}KERNEL {name}_rest_grid(const EncodeCall call) {{",
         "  follow();",
         f"  {name}<true>(call, blockIdx.x);",
         "}",
@@ -326,7 +332,7 @@ class Kernels:
         if not made.leaves:
             self.lines.add(*grid_of(name, self.call, opening=opening, kind=self._kind))
             return
-        self.lines.add(*_grids_of(name))
+        self.lines.add(*_grids_of(made))
         alone = f"for (uint32_t k = 0; k < {blocks}; ++k) {name}<true>(call, k);"
         self.launches[-1] = Launch(f"launch_{name}(call, {blocks}, stream);", alone)
 

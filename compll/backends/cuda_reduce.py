@@ -133,7 +133,7 @@ def _of_floats(
     tile, lanes = names.fresh(f"{first.var.name}_tile"), names.fresh(f"{first.var.name}_lanes")
     # The second tile begins where its lanes have other banks than those of the first.
     apart = "kTile + kLanes"
-    room = "kTile" if len(group) == 1 else f"2 * {apart}"
+    room = "kTile" if len(group) == 1 else f"{apart} + kTile"
     scope.lines.add(
         f"TF_HIPS_SHARED float {tile}[{room}];",
         f"TF_HIPS_SHARED float {lanes}[{len(group)} * kLanes];",

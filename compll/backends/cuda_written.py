@@ -20,6 +20,7 @@ class Written:
         has_sum: it forms the sum, in shared memory if it `leaves` the residual.
         leaves: it may leave the residual, too.
         has_width: it is compiled for each value of a parameter.
+        vectors: how many of codes it writes.
         step: the sweep that it is, if that is all.
         template, head, sum: where its template and its name are to be, and what the sum is formed
             of.
@@ -35,6 +36,7 @@ class Written:
     has_sum: bool = False
     leaves: bool = False
     has_width: bool = False
+    vectors: int = 0
     step: nodes.Sweep | None = None
 
     def settle(self, *, may_hold: bool) -> None:

@@ -91,7 +91,7 @@ def is_whole_code(part: nodes.Elementwise, value: nodes.Convert, ranges: Ranges)
         return False
     for bits, known in _widths(value.type, ranges):
         found = float_range(part, value.operand, known)
-        if found.has_nan or found.low < 0 or not found.high < 2.0 ** min(bits, 16):
+        if found.has_nan or found.low < 0 or bits > 16 or not found.high < 2.0**bits:
             return False
     return True
 
@@ -159,14 +159,15 @@ def _where(
     if not is_met:
         op = {"<": ">=", "<=": ">", ">": "<=", ">=": "<"}[op]
     low, high = known.low, known.high
-    if op == "<":
-        high = min(high, float(np.nextafter(bound, np.float32(-np.inf))))
-    elif op == "<=":
-        high = min(high, float(bound))
-    elif op == ">":
-        low = max(low, float(np.nextafter(bound, np.float32(np.inf))))
-    else:
-        low = max(low, float(bound))
+    with semantics.quiet():
+        if op == "<":
+            high = min(high, float(np.nextafter(bound, np.float32(-np.inf))))
+        elif op == "<=":
+            high = min(high, float(bound))
+        elif op == ">":
+            low = max(low, float(np.nextafter(bound, np.float32(np.inf))))
+        else:
+            low = max(low, float(bound))
     if low > 0:
         low = max(low, known.least)
     # NaN meets nothing. Where no number is left, nothing is said.

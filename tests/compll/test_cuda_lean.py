@@ -73,7 +73,8 @@ void WholeEncode(float* gradient, uint8* out, int few, int many) {
     uint<many>* high = map(gradient, [&](float x) -> uint<many> {
         return max(min(x * 900, (1 << many) - 1), 0.5); });
     uint8* bytes = map(gradient, [&](float x) -> uint8 { return random<float>(0, 1) * 255; });
-    out = concat(low, high, bytes);
+    uint32* words = map(gradient, [&](float x) -> uint32 { return random<float>(0, 1) * 255; });
+    out = concat(low, high, bytes, words);
 }
 """
 

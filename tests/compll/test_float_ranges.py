@@ -19,7 +19,8 @@ UNIT = 1 - 2.0**-16  # the largest noise
 # g is any float, c 0 to 255, u noise from 0 to 1, y noise from -2 to -1, w is u but for what is
 # small; k parameters from 1 to 4.
 LETS = """float g = gradient[i]; float c = few[i]; float u = random<float>(0, 1); float y = u - 2;
-          float w = u < 0.25 ? 0.0 : u; int far = few[i] - 16777217; """
+          float w = u < 0.25 ? 0.0 : u; int far = few[i] - 16777217;
+          float a = abs(g); """
 NUMBERS = {
     "g": (*ALL, True),
     "2.5": (2.5, 2.5, False),
@@ -42,6 +43,8 @@ NUMBERS = {
     "1 / u": (*ALL, True),
     "abs(g)": (0, np.inf, True),
     "abs(y)": (2 - UNIT, 2, False),
+    "a <= 3.4028234e38 ? a : 0.0": (0, np.finfo(np.float32).max, False),
+    "a > 3.4028234e38 ? 1.0 : a": (0, np.finfo(np.float32).max, True),
     "abs(u - 0.75)": (0, 0.75, False),
     "g < 2 ? 3.0 : g": (2, np.inf, True),
     "g >= 2 ? g : 1.0": (1, np.inf, False),

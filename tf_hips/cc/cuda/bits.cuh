@@ -63,6 +63,7 @@ TF_HIPS_INLINE void join8(const Code (&codes)[8], int bits, uint64_t* low, uint6
 // an addition gives, while a conversion takes a GPU eight times as long.
 template <typename Code>
 struct WholeCode {
+  static_assert(sizeof(Code) <= 2, "a code of at most 16 bits");
   uint32_t bits;
 };
 

@@ -318,31 +318,6 @@ TF_HIPS_INLINE float extreme_found(const float* found) {
 // Whether a float is neither a zero nor NaN.
 TF_HIPS_INLINE bool is_signed(float x) { return x < 0.0f || x > 0.0f; }
 
-// The result of a chunk from those of its tiles, in phases; all threads must call it. `parts` has
-// room for half as many again behind them.
-template <typename Reducer>
-__device__ void finish_floats(float* parts, int64_t tiles, float init, float* result) {
-  TF_HIPS_SHARED float found[kGroups];
-  const Parts left = few_parts<Reducer>(parts, tiles);
-  TF_HIPS_PHASE(t) {
-    float values[8];
-    take_parts(left, t, values);
-    fold_parts<Reducer>(values, left.count, t, found);
-  }
-  TF_HIPS_PHASE(t) {
-    if (t == 0) *result = fold_found<Reducer>(found, left.count, init);
-  }
-}
-
-template <typename Reducer>
-__device__ void finish_ints(const int64_t* parts, int64_t tiles, int64_t init, int64_t* result) {
-  TF_HIPS_SHARED int64_t found[kGroups];
-  TF_HIPS_PHASE(t) { join_group<Reducer>(join_parts<Reducer>(parts, tiles, t), t, found); }
-  TF_HIPS_PHASE(t) {
-    if (t == 0) *result = join_found<Reducer>(found, init);
-  }
-}
-
 // The number of the block of `block` elements, a power of two, that holds an element; so of
 // elements + block - 1 the number of blocks, without a division. In 32 bits where `element` has no
 // more.
