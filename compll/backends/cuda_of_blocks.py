@@ -116,7 +116,7 @@ class OfBlocks:
         return number
 
     def _begin_block(
-        self, made: nodes.Var, parts: Sequence[nodes.Elementwise]
+        self, made: nodes.Var, parts: Sequence[nodes.Elementwise], *, is_per_block: bool = False
     ) -> tuple[list[nodes.Elementwise], Scope, Lines]:
         """Begins what the thread that has reduced a block does then.
 
@@ -138,7 +138,9 @@ class OfBlocks:
                         value = values.setdefault(var, nodes.Var(var.name, FLOAT, var.span))
                         return nodes.Ref(FLOAT, expr.span, value)
                 is_number = isinstance(expr, nodes.Ref) and expr.var is part.position
-                if is_number or block_of(expr, part.position, known) is not None:
+                # Of an element; the number of a block may be divided by such a number itself.
+                is_block = block_of(expr, part.position, known) is not None
+                if is_number or (is_block and not is_per_block):
                     return nodes.Ref(INT, expr.span, here)
                 return changed(expr, change)
 
@@ -163,7 +165,7 @@ class OfBlocks:
         made = [var for var in self.behind if self._made.blocks[var] == of][-1]
         parts = [part_of(write.value) for write in step.writes]
         first = f"block_number(spot.base, own_sizes[{self.numbers[made]}])"
-        parts, scope, behind = self._begin_block(made, parts)
+        parts, scope, behind = self._begin_block(made, parts, is_per_block=True)
         done: list[str] = []
         for write, part in zip(step.writes, parts, strict=True):
             kind = element(write.value.type)

@@ -213,6 +213,9 @@ class Scope:
             return None
         if not isinstance(expr, nodes.Ref) or expr.var in self._own:
             return None
+        # What is made on the way, as the number of a block, is declared behind these lines.
+        if expr.var not in self.side.known():
+            return None
         if expr.var not in self._divisors:
             name = self._divisors[expr.var] = self.names.fresh("divisor")
             self._divisor_lines.add(f"{_MAYBE}const Divisor {name}({self.names.of(expr.var)});")

@@ -205,7 +205,7 @@ class Tiles:
             made.add("Eights own_in;")
         number = len(self._made.blocks)
         if number:
-            made.add(f"int own_sizes[{number}];")
+            made.add(f"[[maybe_unused]] int own_sizes[{number}];")
             made.add(f"TF_HIPS_SHARED float own_made[{number} * kTile / kLanes];")
         if self._of_blocks.shared:
             made.add(

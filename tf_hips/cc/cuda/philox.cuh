@@ -102,8 +102,7 @@ template <bool is_full>
 TF_HIPS_INLINE NoiseOfEight noise8(const TfHipsKey& key, const PhiloxKeys& keys, int64_t first) {
   const uint64_t element = key.offset + static_cast<uint64_t>(first);
   const PhiloxBlock block = philox(key, keys, element / 8);
-  NoiseOfEight out = {{block.word[0], block.word[1], block.word[2], block.word[3]},
-                      keys.exponent};
+  NoiseOfEight out = {{block.word[0], block.word[1], block.word[2], block.word[3]}, keys.exponent};
   const int skipped = static_cast<int>(element % 8);
   if (is_full || skipped == 0) return out;
   const PhiloxBlock next = philox(key, keys, element / 8 + 1);
@@ -154,7 +153,8 @@ TF_HIPS_INLINE float random_unit(uint16_t noise) {
 
 TF_HIPS_INLINE float random_unit(Noise noise) {
 #ifdef __CUDA_ARCH__
-  return __uint_as_float(__byte_perm(noise.word, noise.exponent, noise.is_high ? 0x5432u : 0x5410u)) -
+  return __uint_as_float(
+             __byte_perm(noise.word, noise.exponent, noise.is_high ? 0x5432u : 0x5410u)) -
          128.0f;
 #else
   return random_unit(static_cast<uint16_t>(noise));
