@@ -32,7 +32,7 @@ _INCLUDES = ("bits", "device", "philox", "reduce", "tensor")
 # A tile of floats per reduction lies in shared memory, of which a block has 48 KiB.
 _MAX_REDUCTIONS = 8
 _MAX_BESIDE_BLOCKS = 7
-# Keys of each call of random are 80 bytes of what a kernel is given, which is 4 KiB at most.
+# Keys of each call of random are 84 bytes of what a kernel is given, which is 4 KiB at most.
 _MAX_RANDOM = 32
 # What the struct of a call has of its own and c_names.py does not reserve: vectors lie in it, too.
 _MEMBERS = ("blocks", "broken", "is_just_checked", "new_state", "packets", "philox", "rest")

@@ -39,6 +39,8 @@ HEAD = (
 )
 # Vectors of codes of a kernel of which as many blocks share a multiprocessor as can.
 _MAX_CROWDED = 2
+# Those that shared memory has room for beside a block_reduce, sums, and a tile that is exchanged.
+_MAX_BESIDE_TILE = 5
 HERE = Gradient("load8<is_full>(in", ("in",))
 _SUM = Gradient("load_sum8<is_full>(gradient, residual, value", ("gradient", "residual", "value"))
 _AGAIN = Gradient("load_again8<is_full>(in, residual, value", ("in",))
@@ -515,6 +517,8 @@ class Kernels:
         if not knows_tile(self.decoder, writes, blocks, had_header=self._had_header):
             return
         if takes_tile(self.decoder) and not self._has_tile:
+            if self.written[-1].vectors > _MAX_BESIDE_TILE:
+                return
             self.declare_tile()
         self.decodes_tiles = self.written[-1].leaves = True
         self.lines.open("if constexpr (leaves_rest) {")

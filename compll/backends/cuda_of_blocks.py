@@ -123,6 +123,7 @@ class OfBlocks:
         Args:
             made: what it is reduced to, the last that is read.
             parts: what is computed, of any element of the block, or of the block.
+            is_per_block: it is computed of the block, whose number is their position.
 
         Returns: what is computed, of the block's number; a scope; where statements go.
         """

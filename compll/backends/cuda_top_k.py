@@ -252,8 +252,10 @@ class TopK:
         add(
             "TF_HIPS_PHASE(t) {",
             "  if (t == 0) {",
-            "    chosen = chosen_of(chosen.count, chosen.wanted);",
-            "    chosen.left = 0;",
+            "    // At once: warps that come here later ask what is left.",
+            "    Chosen anew = chosen_of(chosen.count, chosen.wanted);",
+            "    anew.left = 0;",
+            "    chosen = anew;",
             "  }",
             "}",
             f"const int64_t runs = call.tiles[{loop}] / call.run[{loop}];",

@@ -143,3 +143,11 @@ def test_codes_of_floats_that_need_no_bounds():
         reference = compll.Reference(program, **params)
         for offset in (0, many):
             compare(kernels, reference, gradients(3001)["broken"], offset=offset)
+
+
+def test_numbers_of_blocks_divide():
+    body = """uint8* codes = map(range(gradient.size), [&](int i) -> uint8 {
+        return 1000 / (i / 16) + abs(gradient[i]); });
+    out = concat(codes);"""
+    program = compll.compile_text(encoder(body), "foo")
+    compare(Emulated(program), compll.Reference(program), gradients(1041)["plain"])

@@ -211,8 +211,10 @@ __device__ __forceinline__ bool is_fine(const Call& call) {
 }
 
 #ifdef __CUDACC__
-// Whether this thread's GPU can begin a kernel before the one before it has ended.
+// Whether this thread's GPU can begin a kernel before the one before it has ended, and its code
+// waits for that: what is compiled for older GPUs alone does not.
 inline bool begins_early() {
+  constexpr int kCompiled[] = {__CUDA_ARCH_LIST__};
   static thread_local int known = -1, major = 0;
   int device = 0;
   if (cudaGetDevice(&device) != cudaSuccess) return false;
@@ -220,7 +222,9 @@ inline bool begins_early() {
     cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
     known = device;
   }
-  return major >= 9;
+  bool waits = false;
+  for (const int one : kCompiled) waits |= one >= 900 && one / 100 <= major;
+  return waits;
 }
 
 // Launches a kernel that calls follow(). Between two kernels of a call a GPU would idle for 1 to 2
