@@ -125,9 +125,7 @@ def test_a_chunk_and_a_bit_of_eden():
         pytest.param("gradient[i ^ 3]", "gradient[i + 1024]", id="gradient"),
         pytest.param("return v[i ^ 5] * tops", "return v[(i + 7) % 99] * tops", id="decode"),
         # Of the number of a block, which is what is counted there.
-        pytest.param(
-            "100 + lows[k]", "k / 16 + 1000 / (k / 16) + 9 / k + lows[k]", id="number"
-        ),
+        pytest.param("100 + lows[k]", "k / 16 + 1000 / (k / 16) + 9 / k + lows[k]", id="number"),
         # What is made is needed again, and for the header.
         pytest.param("concat(first,", "concat(sums[2], first,", id="header"),
         pytest.param("concat(first,", "concat(reduce(w, 0, sum), first,", id="later"),
