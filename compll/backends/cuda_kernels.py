@@ -60,8 +60,9 @@ def grid_of(name: str, call: str, *, opening: str = "follow();", kind: str = "")
 def _grids_of(made: Written) -> list[str]:
     """Two of one that may leave a residual: a call without one has no registers for it."""
     name = made.name
-    # What writes more vectors of codes needs more registers than so many blocks leave it.
-    kind = "CROWDED_" if made.vectors <= _MAX_CROWDED else ""
+    # What writes more vectors of codes, or words, needs more registers than so many blocks leave it.
+    is_crowded = made.vectors <= _MAX_CROWDED and not made.has_words
+    kind = "CROWDED_" if is_crowded else ""
     return [
         f"TF_HIPS_{kind}KERNEL {name}_grid(const EncodeCall call) {{",
         "  follow();",

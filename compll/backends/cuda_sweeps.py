@@ -177,8 +177,9 @@ class Sweeps:
                 [f"put8<is_full>({result}, first, n, call.new_state[{state}] + begin);"],
                 [f"call.new_state[{state}] + begin"],
             )
-        self._kernels.written[-1].vectors += 1
         bits = scope.bits(kind)
+        self._kernels.written[-1].vectors += 1
+        self._kernels.written[-1].has_words |= bits == "32"
         held = scope.c.type(kind)
         most = max_bits(kind, self.side.program.params) if isinstance(kind, UInt) else 32
         codes, staged = names.fresh("codes"), names.fresh("staged")

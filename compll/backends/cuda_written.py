@@ -21,6 +21,7 @@ class Written:
         leaves: it may leave the residual, too.
         has_width: it is compiled for each value of a parameter.
         vectors: how many of codes it writes.
+        has_words: some of them have 32 bits.
         step: the sweep that it is, if that is all.
         template, head, sum: where its template and its name are to be, and what the sum is formed
             of.
@@ -37,6 +38,7 @@ class Written:
     leaves: bool = False
     has_width: bool = False
     vectors: int = 0
+    has_words: bool = False
     step: nodes.Sweep | None = None
 
     def settle(self, *, may_hold: bool) -> None:
