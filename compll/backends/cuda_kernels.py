@@ -60,7 +60,7 @@ def grid_of(name: str, call: str, *, opening: str = "follow();", kind: str = "")
 def _grids_of(made: Written) -> list[str]:
     """Two of one that may leave a residual: a call without one has no registers for it."""
     name = made.name
-    # What writes more vectors of codes, or words, needs more registers than so many blocks leave it.
+    # More vectors of codes, or words, need more registers than so many blocks leave.
     is_crowded = made.vectors <= _MAX_CROWDED and not made.has_words
     kind = "CROWDED_" if is_crowded else ""
     return [
