@@ -434,6 +434,34 @@ def test_slots_that_a_function_makes_are_compared_and_made_equal_where_they_diff
     assert len(meetings.shapes) == 2
 
 
+@pytest.mark.parametrize("is_outside", [True, False])
+def test_a_later_trace_is_no_meeting_for_slots(meetings, is_outside):
+    """It may be one rank's alone: a batch of another size."""
+    strategy, kept = tf_hips.CompressedRing(), []
+    with strategy.scope():
+        weight = tf.Variable([THEIRS] * 2)
+        optimizer = keras.optimizers.SGD(1.0, momentum=0.5)
+
+    def apply(x):
+        if not is_outside and not kept:  # no second trace finds values: this one cannot be lifted
+            kept.append(tf.Variable(tf.reduce_sum(x), trainable=False))
+        optimizer.apply([tf.ones(2) * tf.reduce_mean(x)], [weight])
+
+    inner = tf.function(apply) if is_outside else apply
+
+    def step(x):
+        if is_outside and not optimizer.built:
+            optimizer.build([weight])
+        inner(x)
+
+    train = tf.function(lambda x: strategy.run(step, (x,)))
+    train(tf.ones(4))
+    assert meetings.since() == 1
+    train(tf.ones(3))
+    assert meetings.since() == 0
+    np.testing.assert_allclose(weight, [THEIRS - 1.0 - 1.5] * 2)
+
+
 def test_weights_made_from_what_a_worker_feeds_are_refused():
     strategy = _with_parties([])
     made = []

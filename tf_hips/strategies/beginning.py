@@ -66,7 +66,8 @@ class Beginning:
         self._refused: str | None = None
         self._born = Born()
         self._occasions: set[Hashable] = set()
-        self._awaiting_slots: set[Hashable] = set()
+        # With the function whose second trace is going to follow the first one at once.
+        self._awaiting_slots: dict[Hashable, weakref.ref[tf.Graph]] = {}
         self._num_trainable = 0
         self._changes = Changes()
 
@@ -168,7 +169,7 @@ class Beginning:
         if is_step:
             occasion = (occasion, self._num_trainable)  # again when there is another model
         if occasion in self._occasions:
-            self._take_slots(occasion, optimizer)
+            self._take_slots(occasion, optimizer, graphs)
             return
         if not _are_ready(trained):
             if primitives.size() > 1 or self.first_sync is not None:
@@ -176,17 +177,24 @@ class Beginning:
             return
         self._meet_in_loop(trained, optimizer, is_step=is_step, is_computed=is_computed)
         self._occasions.add(occasion)  # not where they differ: they may be mended, and try again
-        if optimizer is not None and not _are_ready(_unique(optimizer.variables)):
-            self._awaiting_slots.add(occasion)
+        slots = [] if optimizer is None else _unique(optimizer.variables)
+        unready = [slot for slot in slots if not is_ready(slot)]
+        if unready and graphs and all(self._born.is_made_in(slot, graphs[0]) for slot in unready):
+            self._awaiting_slots[occasion] = weakref.ref(graphs[0])
 
-    def _take_slots(self, occasion: Hashable, optimizer: Any) -> None:
+    def _take_slots(self, occasion: Hashable, optimizer: Any, graphs: Sequence[tf.Graph]) -> None:
         """Slots that a `tf.function` has made have their values when it is traced once more.
 
-        They begin equal, nearly all: so they are compared, and travel where they differ.
+        They begin equal, nearly all: so they are compared, and travel where they differ. That is in
+        the second trace, which all ranks make, or never: one behind it may be one rank's alone (a
+        last batch of another size).
         """
-        if occasion not in self._awaiting_slots or not _are_ready(_unique(optimizer.variables)):
+        awaited = self._awaiting_slots.get(occasion)
+        if awaited is None or any(awaited() is graph for graph in graphs):
             return
-        self._awaiting_slots.remove(occasion)
+        del self._awaiting_slots[occasion]
+        if not _are_ready(_unique(optimizer.variables)):
+            return
         slots = [one for one in _unique(optimizer.variables) if not _holds(self._settled, one)]
         check_equal_shapes(slots)
         everyone = primitives.gather_objects([digest_of(one) for one in slots], "slots")

@@ -30,6 +30,11 @@ class Born:
         for graph in functions_being_traced()[:1]:
             self._graphs[id(variable)] = weakref.ref(variable), weakref.ref(graph)
 
+    def is_made_in(self, variable: tf.Variable, graph: tf.Graph) -> bool:
+        """Whether a variable was made while `graph` was traced, which may not be over."""
+        born = self._graphs.get(id(variable))
+        return born is not None and born[0]() is variable and born[1]() is graph
+
     def check(self, trained: Sequence[tf.Variable], graphs: Sequence[tf.Graph]) -> None:
         """Raises where weights without values are trained in another trace than that made them.
 
@@ -38,9 +43,7 @@ class Born:
             graphs: what `functions_being_traced` says there.
         """
         for variable in trained:
-            born = self._graphs.get(id(variable))
-            graph = born[1]() if born is not None and born[0]() is variable else None
-            if is_ready(variable) or (graph is not None and any(graph is one for one in graphs)):
+            if is_ready(variable) or any(self.is_made_in(variable, one) for one in graphs):
                 continue
             raise ProtocolError(
                 "Weights must have their values before a step computes gradients with them. "
