@@ -462,39 +462,6 @@ def test_a_later_trace_is_no_meeting_for_slots(meetings, is_outside):
     np.testing.assert_allclose(weight, [THEIRS - 1.0 - 1.5] * 2)
 
 
-def test_weights_made_from_what_a_worker_feeds_are_refused():
-    strategy = _with_parties([])
-    made = []
-
-    def step(x):
-        if not made:
-            made.append(tf.Variable(tf.reduce_mean(x, 0), name="made"))
-        optimizer.apply([made[0] + 0.0], made)
-
-    def in_a_function(x):
-        return tf.function(lambda x: strategy.run(step, (x,)))(x)
-
-    for run in (
-        in_a_function,
-        lambda x: strategy.run(tf.function(step), (x,)),
-        tf.function(lambda x: strategy.run(tf.function(step), (x,))),
-    ):
-        with strategy.scope():
-            optimizer = keras.optimizers.SGD(1.0)
-        made.clear()
-        message = "must have their values before a step.*Received: made"
-        with pytest.raises(tf_hips.errors.ProtocolError, match=message):
-            run(tf.constant(X))
-
-    alone = tf_hips.CompressedRing()  # nobody begins elsewhere
-    strategy = alone
-    with strategy.scope():
-        optimizer = keras.optimizers.SGD(1.0)
-    made.clear()
-    in_a_function(tf.constant(X))
-    np.testing.assert_array_equal(made[0], np.zeros(3))
-
-
 def test_a_step_named_as_those_of_keras_begins_as_others_do(meetings):
     strategy = tf_hips.CompressedRing()
     loop = Loop(strategy)

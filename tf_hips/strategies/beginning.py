@@ -37,7 +37,7 @@ from tf_hips.callbacks.optimizers import optimizers_of
 from tf_hips.comm import primitives
 from tf_hips.errors import ProtocolError
 from tf_hips.strategies.adapted import Adapted, adapted, as_bytes, check_bytes, check_equal
-from tf_hips.strategies.born import Born
+from tf_hips.strategies.born import Born, functions_being_traced
 from tf_hips.strategies.changes import Changes, digest_of, is_ready
 from tf_hips.strategies.kept import check_kept, computed_with_others, suspected
 from tf_hips.strategies.replicas import FirstSync, check_equal_shapes, synchronise, value_of
@@ -93,6 +93,12 @@ class Beginning:
         with tf.init_scope():
             if tf.executing_eagerly():  # not in a graph of TensorFlow 1; whoever reduces is told
                 self._changes.look_at_new(self._is_settled)
+
+    def check_met(self) -> None:
+        """To be called behind a step: raises where weights that it made have not become equal."""
+        graphs = functions_being_traced()
+        with tf.init_scope():
+            self._born.check_met(graphs)
 
     def note_used(self) -> None:
         """To be called when a step may use all that there is, from now on."""
@@ -173,9 +179,10 @@ class Beginning:
             return
         if not _are_ready(trained):
             if primitives.size() > 1 or self.first_sync is not None:
-                self._born.check(_unique(trained or []), graphs)
+                self._born.check(_unique(trained or []), graphs, occasion)
             return
         self._meet_in_loop(trained, optimizer, is_step=is_step, is_computed=is_computed)
+        self._born.note_met(occasion)
         self._occasions.add(occasion)  # not where they differ: they may be mended, and try again
         slots = [] if optimizer is None else _unique(optimizer.variables)
         unready = [slot for slot in slots if not is_ready(slot)]

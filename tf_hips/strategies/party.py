@@ -310,6 +310,7 @@ class PartyStrategy(WithoutServer, Strategy, Party):
                 result = self.failures.translated(super().run)(fn, args, kwargs, options)
         finally:
             self._model, self._is_running = outer
+        self.beginning.check_met()
         is_step = model is not None and fn.__name__ == "train_step" and model.trainable_weights
         if is_step and not tf.executing_eagerly():
             # A trace passes through all branches; a step that runs eagerly may rightly reduce
@@ -427,6 +428,8 @@ class PartyStrategy(WithoutServer, Strategy, Party):
                 if optimizer not in self._optimizers:  # an id would be used again
                     self._optimizers[optimizer] = next(self._numbers)
                 occasion = (key, self._optimizers[optimizer])
+                if not self._is_running:  # nobody looks behind it
+                    graphs = graphs[:1]
                 self.beginning.of_loop(
                     occasion, variables, optimizer, graphs=graphs, is_computed=is_computed
                 )
