@@ -16,6 +16,7 @@ from tf_hips.errors import ProtocolError
 from tf_hips.ops import native
 from tf_hips.ops.compressor import parse
 from tf_hips.ps import rules
+from tf_hips.ps.terms.tree import bundle
 from tf_hips.strategies import further
 from tf_hips.strategies.failures import Failures
 from tf_hips.strategies.uplink import SlowTier
@@ -111,18 +112,20 @@ def test_who_is_absent_does_not_count_and_what_is_left_is_a_mean_of_the_others()
 
 def test_pieces_fit_what_the_server_takes_and_a_party_is_in_all_or_in_none():
     vectors = _vectors()
-    size = _NUM_BYTES // 3 - 1
-    strategy = Strategy(lambda payload: [payload] * 3, limit=3 * size + 2)
+    size, front = _NUM_BYTES // 3 - 1, len(bundle([b""] * 3))
+    strategy = Strategy(lambda payload: [payload] * 3, limit=front + 3 * size + 2)
     for one, vector in zip(_summed("fp32", strategy, vectors), vectors, strict=True):
         np.testing.assert_array_equal(one, vector + vector + vector)
     pieces = [len(payload) for _, payload in strategy.gathers]
     assert pieces == [size, size, size, _NUM_BYTES - 3 * size]
+    # A server above gets those of all in one.
+    assert all(len(bundle([one] * 3)) <= strategy.limit for _, one in strategy.gathers)
     missed = iter([False, True, False, False])  # one of them was closed without the second
 
     def answer(payload):
         return [payload, _ABSENT if next(missed) else payload, payload]
 
-    first, *_ = _summed("fp32", Strategy(answer, limit=3 * size), vectors)
+    first, *_ = _summed("fp32", Strategy(answer, limit=front + 3 * size), vectors)
     share = np.float32(4 / 3)
     np.testing.assert_allclose(first, share * vectors[0] + share * vectors[0], rtol=1e-6)
 
@@ -146,7 +149,7 @@ def test_what_came_later_is_the_first_partys(child):
         assert payload == (data[place : place + 5] if child == 0 else b"")
         return [data[place : place + 5], b"", b""]
 
-    strategy = Strategy(answer, child=child, limit=15)
+    strategy = Strategy(answer, child=child, limit=len(bundle([b""] * 3)) + 15)
     found = further.meeting(strategy)(own)
     for one, expected in zip(found, theirs, strict=True):
         assert one.dtype == expected.dtype

@@ -28,6 +28,7 @@ from tf_hips import log
 from tf_hips.comm import primitives
 from tf_hips.errors import ProtocolError
 from tf_hips.ps.client.welcome import Welcome
+from tf_hips.ps.terms.tree import bundle
 from tf_hips.strategies import lying
 from tf_hips.strategies.gradients import Gradient, Summing
 from tf_hips.strategies.replicas import FirstSync
@@ -174,8 +175,10 @@ def _title(gradients: Sequence[Gradient], label: str) -> str:
 
 
 def _piece_bytes(strategy: "HierarchicalPS", welcome: Welcome) -> int:
-    """What a party may send at a time: that of all is a payload of a server above."""
-    return max(1, strategy._connected().max_gather_bytes // max(1, len(welcome.parties)))
+    """What a party may send at a time: that of all is a bundle of a server above."""
+    number = max(1, len(welcome.parties))
+    front = len(bundle([None] * number))
+    return max(1, (strategy._connected().max_gather_bytes - front) // number)
 
 
 def _pieces(data: bytes, size: int) -> list[bytes]:
