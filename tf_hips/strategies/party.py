@@ -479,8 +479,7 @@ class PartyStrategy(WithoutServer, Strategy, Party):
             summing = Summing(lambda vectors, step: list(vectors))
         else:
             summing = self._make_summing(without(gradients, apart), label)
-        self._num_sums += 1
-        return GradientSum(
+        made = GradientSum(
             gradients,
             summing,
             label=label,
@@ -492,6 +491,8 @@ class PartyStrategy(WithoutServer, Strategy, Party):
             failures=self.failures,
             rank=primitives.rank(),
         )
+        self._num_sums += 1  # what cannot be summed is no list: the next one may be the first
+        return made
 
     def _complaint(self, gradients: Sequence[Gradient]) -> Complain | None:
         """What a reducer calls where a gradient is not finite; None if it may pass."""
