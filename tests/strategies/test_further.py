@@ -5,8 +5,10 @@ A GAN, over parties and against one process, is in `features.gan`; here is what 
 """
 
 import dataclasses
+import functools
 import types
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -19,6 +21,8 @@ from tf_hips.ps import rules
 from tf_hips.ps.terms.tree import bundle
 from tf_hips.strategies import further
 from tf_hips.strategies.failures import Failures
+from tf_hips.strategies.gradients import Gradient
+from tf_hips.strategies.hierarchical_ps import HierarchicalPS
 from tf_hips.strategies.uplink import SlowTier
 
 pytestmark = pytest.mark.tf
@@ -130,6 +134,39 @@ def test_pieces_fit_what_the_server_takes_and_a_party_is_in_all_or_in_none():
     np.testing.assert_allclose(first, share * vectors[0] + share * vectors[0], rtol=1e-6)
 
 
+@pytest.mark.parametrize("above", [None, "onebit"])
+def test_what_goes_up_is_encoded_for_the_slow_links(above):
+    """Also of workers with a server of the party, which decodes what goes in rounds only."""
+    primitives.init()
+    strategy = Strategy(lambda payload: [payload] * 3)
+    strategy.above = None if above is None else parse(above)
+    strategy._up = strategy._down = parse("fp32")
+    strategy._for_model = functools.partial(HierarchicalPS._for_model, strategy)
+    strategy.config, strategy.failures = types.SimpleNamespace(uplink=None, seed=0), Failures()
+    strategy.make_variable = None  # neither keeps anything
+    gradients = [Gradient("a", (40,), tf.float32), Gradient("b", (8, 2), tf.float32)]
+    summing = further.summing(strategy, gradients, "gradients1")
+    summing.reducer([tf.ones(40), tf.ones(16)], tf.constant(0, tf.int64))
+    [(_, payload)] = strategy.gathers
+    codec = strategy.above or strategy._up
+    assert len(payload) == codec.wire_bytes(40) + codec.wire_bytes(16)
+
+
+def test_what_cannot_be_summed_is_no_list():
+    strategy = HierarchicalPS()
+    with strategy.scope():
+        weights = [tf.Variable([1.0 + 0.0j]), tf.Variable([1.0])]
+        optimizer = keras.optimizers.SGD(1.0)
+    first, second = weights
+    with pytest.raises(TypeError, match="must be of a floating type"):
+        strategy.run(lambda: optimizer.apply([first + 0.0], [first]))
+    assert strategy._num_sums == 0  # so the next one is the first, which goes in rounds
+    with strategy.scope():
+        optimizer = keras.optimizers.SGD(1.0)
+    strategy.run(lambda: optimizer.apply([second + 0.0], [second]))
+    assert strategy._num_sums == 1
+
+
 def test_parties_that_send_other_lengths_are_told():
     exchange = _exchange(Strategy(lambda payload: [payload, payload[1:], payload]))
     with pytest.raises(ProtocolError, match=r"as many bytes of `gradients1, step 0`.*8, 7, 8"):
@@ -188,8 +225,6 @@ class _Killed(Exception):
 
 
 def test_who_comes_back_does_the_gathers_since_its_backup_again(tmp_path):
-    import keras
-
     import tf_hips
     from tests.strategies.features.ours import Pair
     from tests.strategies.test_come_back_wrongly import come

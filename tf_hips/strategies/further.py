@@ -106,8 +106,9 @@ def summing(strategy: "HierarchicalPS", gradients: Sequence[Gradient], label: st
     welcome = strategy.welcome
     if welcome is None:
         raise ProtocolError(f"Nothing goes up without an uplink. Received: {label}")
-    up, _ = strategy._for_model(gradients)
     sizes = [gradient.num_elements for gradient in gradients]
+    # A party's own server decodes nothing of it, so it is encoded once, for the links above that.
+    up, _ = strategy._for_model(gradients, strategy.above)
     exchange = _Exchange(strategy, welcome, _title(gradients, label))
     site = strategy.config.uplink.site if strategy.config.uplink else ""
     reducer = make_tier(
