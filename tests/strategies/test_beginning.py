@@ -535,3 +535,9 @@ def test_reductions_that_xla_would_compile_are_refused():
         whole(tf.ones(2))
     tf.function(lambda x: strategy.run(step, (x,)))(tf.ones(2))  # as the message says
     np.testing.assert_array_equal(weight, [-1, -1])
+    # One worker has no collectives, only a look at what is not finite.
+    alone = tf_hips.CompressedRing(nonfinite="zero")
+    with alone.scope():
+        weight, optimizer = tf.Variable(np.zeros(2, "float32")), keras.optimizers.SGD(1.0)
+    tf.function(lambda x: alone.run(step, (x,)), jit_compile=True)(tf.ones(2))
+    np.testing.assert_array_equal(weight, [-1, -1])

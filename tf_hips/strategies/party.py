@@ -407,7 +407,8 @@ class PartyStrategy(WithoutServer, Strategy, Party):
     def _reduce_gradients(
         self, values: Sequence[Any], variables: Sequence[tf.Variable], optimizer: Any
     ) -> list[tf.Tensor]:
-        check_not_compiled()
+        if not self._is_alone() or self._nonfinite == "raise":
+            check_not_compiled()  # else nothing is in there that XLA lacks
         self._num_reductions += 1
         key = tuple(variable._unique_id for variable in variables)
         is_computed, graphs = tf.executing_eagerly(), functions_being_traced()
