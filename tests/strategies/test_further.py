@@ -6,6 +6,7 @@ A GAN, over parties and against one process, is in `features.gan`; here is what 
 
 import dataclasses
 import functools
+import re
 import types
 
 import keras
@@ -191,6 +192,10 @@ def test_what_came_later_is_the_first_partys(child):
     for one, expected in zip(found, theirs, strict=True):
         assert one.dtype == expected.dtype
         np.testing.assert_array_equal(one, expected)
+    for title, _ in strategy.gathers:
+        assert re.search(
+            r"later, 2 variables \(float32\[1, 2\], int64\[\].*outside of the str", title
+        )
     with pytest.raises(ProtocolError, match="quorum has gone on without it"):
         further.meeting(Strategy(lambda payload: [_ABSENT, b"", b""]))(own)
     strategy._is_resumed = True

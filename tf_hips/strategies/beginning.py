@@ -17,7 +17,9 @@ Before a step     an eager one: when it begins. One in a graph: while it is trac
                   occasion: one rank may make it alone.
 Changed by steps  what is not trained (gradients that are accumulated, counters) is left to each
                   worker, once a step has changed it on any before ranks met; gradients that were
-                  computed with weights which differed are refused.
+                  computed with weights which differed are refused. (Not where ranks meet for
+                  something else between a step that keeps them and weights' first meeting over
+                  parties that comes later: what was made equal in the party is not looked at.)
 
 Invariants: nothing is trained over parties that was not made equal over parties. What a step has
 written is never another worker's, but in weights that are trained for the first time.
@@ -33,6 +35,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_hips import log
 from tf_hips.callbacks.optimizers import optimizers_of
 from tf_hips.comm import primitives
 from tf_hips.errors import ProtocolError
@@ -309,6 +312,10 @@ class Beginning:
             chosen, left, suspects, lambda one: is_computed or not self._changes.is_unused(one)
         )
         if meets:
+            if self._has_met and primitives.rank() == 0:  # a party that is alone here says why
+                names = ", ".join(one.name.removesuffix(":0") for one in chosen[:5])
+                more = f" and {len(chosen) - 5} more" if len(chosen) > 5 else ""
+                log.info("Parties make equal what came later: %s%s.", names, more)
             self._meet(chosen, optimizers, learned, left, suspects, used)
             self._has_met = True
             _add(self._met, chosen)

@@ -143,7 +143,12 @@ def meeting(strategy: "HierarchicalPS") -> FirstSync | None:
             )
         kinds = ", ".join(f"{one.dtype.name}{list(one.shape)}" for one in values)
         digest = hashlib.sha256(kinds.encode()).hexdigest()[:8]
-        title = f"weights that came later, {len(values)} variables ({digest})"
+        # Who waits here alone reads this, and nothing else.
+        title = (
+            f"weights that came later, {len(values)} variables ({kinds[:80]}; {digest}), which all "
+            "parties make before the same step; those of one party alone belong outside of the "
+            "strategy's scope"
+        )
         own = b"".join(one.tobytes() for one in values)
         # Only the first party's are wanted; all know how many bytes, so all make as many gathers.
         told = b"".join(
