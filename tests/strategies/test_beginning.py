@@ -434,37 +434,32 @@ def test_slots_that_a_function_makes_are_compared_and_made_equal_where_they_diff
     assert len(meetings.shapes) == 2
 
 
-def test_weights_made_from_what_a_worker_feeds_are_refused():
-    strategy = _with_parties([])
-    made = []
+@pytest.mark.parametrize("is_outside", [True, False])
+def test_a_later_trace_is_no_meeting_for_slots(meetings, is_outside):
+    """It may be one rank's alone: a batch of another size."""
+    strategy, kept = tf_hips.CompressedRing(), []
+    with strategy.scope():
+        weight = tf.Variable([THEIRS] * 2)
+        optimizer = keras.optimizers.SGD(1.0, momentum=0.5)
+
+    def apply(x):
+        if not is_outside and not kept:  # no second trace finds values: this one cannot be lifted
+            kept.append(tf.Variable(tf.reduce_sum(x), trainable=False))
+        optimizer.apply([tf.ones(2) * tf.reduce_mean(x)], [weight])
+
+    inner = tf.function(apply) if is_outside else apply
 
     def step(x):
-        if not made:
-            made.append(tf.Variable(tf.reduce_mean(x, 0), name="made"))
-        optimizer.apply([made[0] + 0.0], made)
+        if is_outside and not optimizer.built:
+            optimizer.build([weight])
+        inner(x)
 
-    def in_a_function(x):
-        return tf.function(lambda x: strategy.run(step, (x,)))(x)
-
-    for run in (
-        in_a_function,
-        lambda x: strategy.run(tf.function(step), (x,)),
-        tf.function(lambda x: strategy.run(tf.function(step), (x,))),
-    ):
-        with strategy.scope():
-            optimizer = keras.optimizers.SGD(1.0)
-        made.clear()
-        message = "must have their values before a step.*Received: made"
-        with pytest.raises(tf_hips.errors.ProtocolError, match=message):
-            run(tf.constant(X))
-
-    alone = tf_hips.CompressedRing()  # nobody begins elsewhere
-    strategy = alone
-    with strategy.scope():
-        optimizer = keras.optimizers.SGD(1.0)
-    made.clear()
-    in_a_function(tf.constant(X))
-    np.testing.assert_array_equal(made[0], np.zeros(3))
+    train = tf.function(lambda x: strategy.run(step, (x,)))
+    train(tf.ones(4))
+    assert meetings.since() == 1
+    train(tf.ones(3))
+    assert meetings.since() == 0
+    np.testing.assert_allclose(weight, [THEIRS - 1.0 - 1.5] * 2)
 
 
 def test_a_step_named_as_those_of_keras_begins_as_others_do(meetings):
@@ -539,4 +534,10 @@ def test_reductions_that_xla_would_compile_are_refused():
     with pytest.raises(ValueError, match=r"`jit_compile` must be False around what reduces"):
         whole(tf.ones(2))
     tf.function(lambda x: strategy.run(step, (x,)))(tf.ones(2))  # as the message says
+    np.testing.assert_array_equal(weight, [-1, -1])
+    # One worker has no collectives, only a look at what is not finite.
+    alone = tf_hips.CompressedRing(nonfinite="zero")
+    with alone.scope():
+        weight, optimizer = tf.Variable(np.zeros(2, "float32")), keras.optimizers.SGD(1.0)
+    tf.function(lambda x: alone.run(step, (x,)), jit_compile=True)(tf.ones(2))
     np.testing.assert_array_equal(weight, [-1, -1])

@@ -107,6 +107,73 @@ def test_a_script_that_was_changed_does_not_go_on_with_the_rounds_of_the_old_one
         same.close()
 
 
+def test_who_comes_back_begins_with_the_list_that_began_the_run(tmp_path):
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    import tf_hips
+    from tests.strategies.test_hierarchical_ps import serving
+
+    class Twins(keras.Model):
+        """Two networks of one shape, trained in turns by a number that comes back, too."""
+
+        def __init__(self):
+            super().__init__()
+            self.networks = [
+                keras.Sequential([keras.Input((3,)), keras.layers.Dense(3)]) for _ in range(2)
+            ]
+            self.turn = self.add_weight(shape=(), dtype="int64", trainable=False)
+
+        def compile(self):
+            super().compile(run_eagerly=True)
+            self.optimizers = [keras.optimizers.SGD(0.1) for _ in self.networks]
+
+        def call(self, inputs):
+            return self.networks[0](inputs) + self.networks[1](inputs)
+
+        def train_step(self, data):
+            place = int(self.turn) % 2
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self.networks[place](data[0]) - data[1]) ** 2)
+            weights = self.networks[place].trainable_variables
+            self.optimizers[place].apply(tape.gradient(loss, weights), weights)
+            self.turn.assign_add(1)
+            return {"loss": loss}
+
+    class Stop(keras.callbacks.Callback):
+        def __init__(self, batch):
+            super().__init__()
+            self.batch = batch
+
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == self.batch:
+                raise KeyboardInterrupt
+
+    def fit(strategy, *more):
+        with strategy.scope():
+            model = Twins()
+            model.compile()
+        backup = tf_hips.callbacks.BackupAndRestore(tmp_path / "backup", save_freq=3)
+        data = tf_hips.shard((rows, rows), 4)
+        model.fit(data, verbose=0, callbacks=[backup, *more])
+        return [int(one.step) for one in strategy._sums.values()]
+
+    rows = np.ones((48, 3), np.float32)
+    with serving("run", parties=("a",)) as server:
+        first = come(server)
+        first.config = dataclasses.replace(first.config, comes_back=True)
+        with pytest.raises(KeyboardInterrupt):
+            fit(first, Stop(4))
+        first.client.close()
+        # Three batches are in the backup, so this one begins with the second network.
+        wrong = come(server)
+        message = r"order in which the run began.*Received: sequential_?\d*/dense_?\d*/kernel \(2 v"
+        with pytest.raises(ProtocolError, match=message):
+            fit(wrong)
+        wrong.close("ProtocolError")
+
+
 def test_who_was_the_odd_one_may_come_back_with_what_others_do():
     from tf_hips.strategies.same_script import check_same
 

@@ -5,8 +5,11 @@ A GAN, over parties and against one process, is in `features.gan`; here is what 
 """
 
 import dataclasses
+import functools
+import re
 import types
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -16,8 +19,11 @@ from tf_hips.errors import ProtocolError
 from tf_hips.ops import native
 from tf_hips.ops.compressor import parse
 from tf_hips.ps import rules
+from tf_hips.ps.terms.tree import bundle
 from tf_hips.strategies import further
 from tf_hips.strategies.failures import Failures
+from tf_hips.strategies.gradients import Gradient
+from tf_hips.strategies.hierarchical_ps import HierarchicalPS
 from tf_hips.strategies.uplink import SlowTier
 
 pytestmark = pytest.mark.tf
@@ -111,20 +117,55 @@ def test_who_is_absent_does_not_count_and_what_is_left_is_a_mean_of_the_others()
 
 def test_pieces_fit_what_the_server_takes_and_a_party_is_in_all_or_in_none():
     vectors = _vectors()
-    size = _NUM_BYTES // 3 - 1
-    strategy = Strategy(lambda payload: [payload] * 3, limit=3 * size + 2)
+    size, front = _NUM_BYTES // 3 - 1, len(bundle([b""] * 3))
+    strategy = Strategy(lambda payload: [payload] * 3, limit=front + 3 * size + 2)
     for one, vector in zip(_summed("fp32", strategy, vectors), vectors, strict=True):
         np.testing.assert_array_equal(one, vector + vector + vector)
     pieces = [len(payload) for _, payload in strategy.gathers]
     assert pieces == [size, size, size, _NUM_BYTES - 3 * size]
+    # A server above gets those of all in one.
+    assert all(len(bundle([one] * 3)) <= strategy.limit for _, one in strategy.gathers)
     missed = iter([False, True, False, False])  # one of them was closed without the second
 
     def answer(payload):
         return [payload, _ABSENT if next(missed) else payload, payload]
 
-    first, *_ = _summed("fp32", Strategy(answer, limit=3 * size), vectors)
+    first, *_ = _summed("fp32", Strategy(answer, limit=front + 3 * size), vectors)
     share = np.float32(4 / 3)
     np.testing.assert_allclose(first, share * vectors[0] + share * vectors[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("above", [None, "onebit"])
+def test_what_goes_up_is_encoded_for_the_slow_links(above):
+    """Also of workers with a server of the party, which decodes what goes in rounds only."""
+    primitives.init()
+    strategy = Strategy(lambda payload: [payload] * 3)
+    strategy.above = None if above is None else parse(above)
+    strategy._up = strategy._down = parse("fp32")
+    strategy._for_model = functools.partial(HierarchicalPS._for_model, strategy)
+    strategy.config, strategy.failures = types.SimpleNamespace(uplink=None, seed=0), Failures()
+    strategy.make_variable = None  # neither keeps anything
+    gradients = [Gradient("a", (40,), tf.float32), Gradient("b", (8, 2), tf.float32)]
+    summing = further.summing(strategy, gradients, "gradients1")
+    summing.reducer([tf.ones(40), tf.ones(16)], tf.constant(0, tf.int64))
+    [(_, payload)] = strategy.gathers
+    codec = strategy.above or strategy._up
+    assert len(payload) == codec.wire_bytes(40) + codec.wire_bytes(16)
+
+
+def test_what_cannot_be_summed_is_no_list():
+    strategy = HierarchicalPS()
+    with strategy.scope():
+        weights = [tf.Variable([1.0 + 0.0j]), tf.Variable([1.0])]
+        optimizer = keras.optimizers.SGD(1.0)
+    first, second = weights
+    with pytest.raises(TypeError, match="must be of a floating type"):
+        strategy.run(lambda: optimizer.apply([first + 0.0], [first]))
+    assert strategy._num_sums == 0  # so the next one is the first, which goes in rounds
+    with strategy.scope():
+        optimizer = keras.optimizers.SGD(1.0)
+    strategy.run(lambda: optimizer.apply([second + 0.0], [second]))
+    assert strategy._num_sums == 1
 
 
 def test_parties_that_send_other_lengths_are_told():
@@ -146,11 +187,15 @@ def test_what_came_later_is_the_first_partys(child):
         assert payload == (data[place : place + 5] if child == 0 else b"")
         return [data[place : place + 5], b"", b""]
 
-    strategy = Strategy(answer, child=child, limit=15)
+    strategy = Strategy(answer, child=child, limit=len(bundle([b""] * 3)) + 15)
     found = further.meeting(strategy)(own)
     for one, expected in zip(found, theirs, strict=True):
         assert one.dtype == expected.dtype
         np.testing.assert_array_equal(one, expected)
+    for title, _ in strategy.gathers:
+        assert re.search(
+            r"later, 2 variables \(float32\[1, 2\], int64\[\].*outside of the str", title
+        )
     with pytest.raises(ProtocolError, match="quorum has gone on without it"):
         further.meeting(Strategy(lambda payload: [_ABSENT, b"", b""]))(own)
     strategy._is_resumed = True
@@ -185,8 +230,6 @@ class _Killed(Exception):
 
 
 def test_who_comes_back_does_the_gathers_since_its_backup_again(tmp_path):
-    import keras
-
     import tf_hips
     from tests.strategies.features.ours import Pair
     from tests.strategies.test_come_back_wrongly import come

@@ -163,7 +163,8 @@ def check_not_compiled() -> None:
     graph = tf.compat.v1.get_default_graph()
     if not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(graph):
         raise ValueError(
-            "`jit_compile` must be False around what reduces: collectives have no XLA kernel. "
+            "`jit_compile` must be False around what reduces: collectives have no XLA kernel, "
+            'nor has what looks for NaN (`nonfinite="raise"`). '
             "Received: a reduction inside of `tf.function(jit_compile=True)`. In a step, compile "
             "the function that computes the gradients, and apply them outside of it."
         )

@@ -17,7 +17,9 @@ Before a step     an eager one: when it begins. One in a graph: while it is trac
                   occasion: one rank may make it alone.
 Changed by steps  what is not trained (gradients that are accumulated, counters) is left to each
                   worker, once a step has changed it on any before ranks met; gradients that were
-                  computed with weights which differed are refused.
+                  computed with weights which differed are refused. (Not where ranks meet for
+                  something else between a step that keeps them and weights' first meeting over
+                  parties that comes later: what was made equal in the party is not looked at.)
 
 Invariants: nothing is trained over parties that was not made equal over parties. What a step has
 written is never another worker's, but in weights that are trained for the first time.
@@ -33,11 +35,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_hips import log
 from tf_hips.callbacks.optimizers import optimizers_of
 from tf_hips.comm import primitives
 from tf_hips.errors import ProtocolError
 from tf_hips.strategies.adapted import Adapted, adapted, as_bytes, check_bytes, check_equal
-from tf_hips.strategies.born import Born
+from tf_hips.strategies.born import Born, functions_being_traced
 from tf_hips.strategies.changes import Changes, digest_of, is_ready
 from tf_hips.strategies.kept import check_kept, computed_with_others, suspected
 from tf_hips.strategies.replicas import FirstSync, check_equal_shapes, synchronise, value_of
@@ -66,7 +69,8 @@ class Beginning:
         self._refused: str | None = None
         self._born = Born()
         self._occasions: set[Hashable] = set()
-        self._awaiting_slots: set[Hashable] = set()
+        # With the function whose second trace is going to follow the first one at once.
+        self._awaiting_slots: dict[Hashable, weakref.ref[tf.Graph]] = {}
         self._num_trainable = 0
         self._changes = Changes()
 
@@ -92,6 +96,12 @@ class Beginning:
         with tf.init_scope():
             if tf.executing_eagerly():  # not in a graph of TensorFlow 1; whoever reduces is told
                 self._changes.look_at_new(self._is_settled)
+
+    def check_met(self) -> None:
+        """To be called behind a step: raises where weights that it made have not become equal."""
+        graphs = functions_being_traced()
+        with tf.init_scope():
+            self._born.check_met(graphs)
 
     def note_used(self) -> None:
         """To be called when a step may use all that there is, from now on."""
@@ -168,25 +178,33 @@ class Beginning:
         if is_step:
             occasion = (occasion, self._num_trainable)  # again when there is another model
         if occasion in self._occasions:
-            self._take_slots(occasion, optimizer)
+            self._take_slots(occasion, optimizer, graphs)
             return
         if not _are_ready(trained):
             if primitives.size() > 1 or self.first_sync is not None:
-                self._born.check(_unique(trained or []), graphs)
+                self._born.check(_unique(trained or []), graphs, occasion)
             return
         self._meet_in_loop(trained, optimizer, is_step=is_step, is_computed=is_computed)
+        self._born.note_met(occasion)
         self._occasions.add(occasion)  # not where they differ: they may be mended, and try again
-        if optimizer is not None and not _are_ready(_unique(optimizer.variables)):
-            self._awaiting_slots.add(occasion)
+        slots = [] if optimizer is None else _unique(optimizer.variables)
+        unready = [slot for slot in slots if not is_ready(slot)]
+        if unready and graphs and all(self._born.is_made_in(slot, graphs[0]) for slot in unready):
+            self._awaiting_slots[occasion] = weakref.ref(graphs[0])
 
-    def _take_slots(self, occasion: Hashable, optimizer: Any) -> None:
+    def _take_slots(self, occasion: Hashable, optimizer: Any, graphs: Sequence[tf.Graph]) -> None:
         """Slots that a `tf.function` has made have their values when it is traced once more.
 
-        They begin equal, nearly all: so they are compared, and travel where they differ.
+        They begin equal, nearly all: so they are compared, and travel where they differ. That is in
+        the second trace, which all ranks make, or never: one behind it may be one rank's alone (a
+        last batch of another size).
         """
-        if occasion not in self._awaiting_slots or not _are_ready(_unique(optimizer.variables)):
+        awaited = self._awaiting_slots.get(occasion)
+        if awaited is None or any(awaited() is graph for graph in graphs):
             return
-        self._awaiting_slots.remove(occasion)
+        del self._awaiting_slots[occasion]
+        if not _are_ready(_unique(optimizer.variables)):
+            return
         slots = [one for one in _unique(optimizer.variables) if not _holds(self._settled, one)]
         check_equal_shapes(slots)
         everyone = primitives.gather_objects([digest_of(one) for one in slots], "slots")
@@ -294,6 +312,10 @@ class Beginning:
             chosen, left, suspects, lambda one: is_computed or not self._changes.is_unused(one)
         )
         if meets:
+            if self._has_met and primitives.rank() == 0:  # a party that is alone here says why
+                names = ", ".join(one.name.removesuffix(":0") for one in chosen[:5])
+                more = f" and {len(chosen) - 5} more" if len(chosen) > 5 else ""
+                log.info("Parties make equal what came later: %s%s.", names, more)
             self._meet(chosen, optimizers, learned, left, suspects, used)
             self._has_met = True
             _add(self._met, chosen)

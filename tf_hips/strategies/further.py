@@ -28,6 +28,7 @@ from tf_hips import log
 from tf_hips.comm import primitives
 from tf_hips.errors import ProtocolError
 from tf_hips.ps.client.welcome import Welcome
+from tf_hips.ps.terms.tree import bundle
 from tf_hips.strategies import lying
 from tf_hips.strategies.gradients import Gradient, Summing
 from tf_hips.strategies.replicas import FirstSync
@@ -105,8 +106,9 @@ def summing(strategy: "HierarchicalPS", gradients: Sequence[Gradient], label: st
     welcome = strategy.welcome
     if welcome is None:
         raise ProtocolError(f"Nothing goes up without an uplink. Received: {label}")
-    up, _ = strategy._for_model(gradients)
     sizes = [gradient.num_elements for gradient in gradients]
+    # A party's own server decodes nothing of it, so it is encoded once, for the links above that.
+    up, _ = strategy._for_model(gradients, strategy.above)
     exchange = _Exchange(strategy, welcome, _title(gradients, label))
     site = strategy.config.uplink.site if strategy.config.uplink else ""
     reducer = make_tier(
@@ -141,7 +143,12 @@ def meeting(strategy: "HierarchicalPS") -> FirstSync | None:
             )
         kinds = ", ".join(f"{one.dtype.name}{list(one.shape)}" for one in values)
         digest = hashlib.sha256(kinds.encode()).hexdigest()[:8]
-        title = f"weights that came later, {len(values)} variables ({digest})"
+        # Who waits here alone reads this, and nothing else.
+        title = (
+            f"weights that came later, {len(values)} variables ({kinds[:80]}; {digest}), which all "
+            "parties make before the same step; those of one party alone belong outside of the "
+            "strategy's scope"
+        )
         own = b"".join(one.tobytes() for one in values)
         # Only the first party's are wanted; all know how many bytes, so all make as many gathers.
         told = b"".join(
@@ -174,8 +181,10 @@ def _title(gradients: Sequence[Gradient], label: str) -> str:
 
 
 def _piece_bytes(strategy: "HierarchicalPS", welcome: Welcome) -> int:
-    """What a party may send at a time: that of all is a payload of a server above."""
-    return max(1, strategy._connected().max_gather_bytes // max(1, len(welcome.parties)))
+    """What a party may send at a time: that of all is a bundle of a server above."""
+    number = max(1, len(welcome.parties))
+    front = len(bundle([None] * number))
+    return max(1, (strategy._connected().max_gather_bytes - front) // number)
 
 
 def _pieces(data: bytes, size: int) -> list[bytes]:

@@ -515,15 +515,18 @@ class HierarchicalPS(ConnectedStrategy):
             return False  # a loop looks at what it sends by itself
         return self.welcome.bears_refusals
 
-    def _for_model(self, gradients: Sequence[Gradient]) -> tuple[Compressor, Compressor]:
-        """How gradients go up and come down, now that they are known."""
+    def _for_model(
+        self, gradients: Sequence[Gradient], up: Compressor | None = None
+    ) -> tuple[Compressor, Compressor]:
+        """How gradients go up, `up` or as all do, and come down, now that they are known."""
+        wanted = self._up if up is None else up
         sizes = [gradient.num_elements for gradient in gradients]
         try:
-            up, down = (one.for_sizes(sizes) for one in (self._up, self._down))
+            up, down = (one.for_sizes(sizes) for one in (wanted, self._down))
         except ValueError as error:
             raise ConfigError(f"`compression` must fit the model: {error}") from error
-        if self._up.is_budget and primitives.rank() == 0:
-            log.info("For %s, gradients are encoded by %s.", self._up.text, up.text)
+        if wanted.is_budget and primitives.rank() == 0:
+            log.info("For %s, gradients are encoded by %s.", wanted.text, up.text)
         return up, down
 
     def _begin_sum(self, made: GradientSum) -> None:

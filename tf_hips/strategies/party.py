@@ -310,6 +310,7 @@ class PartyStrategy(WithoutServer, Strategy, Party):
                 result = self.failures.translated(super().run)(fn, args, kwargs, options)
         finally:
             self._model, self._is_running = outer
+        self.beginning.check_met()
         is_step = model is not None and fn.__name__ == "train_step" and model.trainable_weights
         if is_step and not tf.executing_eagerly():
             # A trace passes through all branches; a step that runs eagerly may rightly reduce
@@ -406,7 +407,8 @@ class PartyStrategy(WithoutServer, Strategy, Party):
     def _reduce_gradients(
         self, values: Sequence[Any], variables: Sequence[tf.Variable], optimizer: Any
     ) -> list[tf.Tensor]:
-        check_not_compiled()
+        if not self._is_alone() or self._nonfinite == "raise":
+            check_not_compiled()  # else nothing is in there that XLA lacks
         self._num_reductions += 1
         key = tuple(variable._unique_id for variable in variables)
         is_computed, graphs = tf.executing_eagerly(), functions_being_traced()
@@ -427,6 +429,8 @@ class PartyStrategy(WithoutServer, Strategy, Party):
                 if optimizer not in self._optimizers:  # an id would be used again
                     self._optimizers[optimizer] = next(self._numbers)
                 occasion = (key, self._optimizers[optimizer])
+                if not self._is_running:  # nobody looks behind it
+                    graphs = graphs[:1]
                 self.beginning.of_loop(
                     occasion, variables, optimizer, graphs=graphs, is_computed=is_computed
                 )
@@ -476,8 +480,7 @@ class PartyStrategy(WithoutServer, Strategy, Party):
             summing = Summing(lambda vectors, step: list(vectors))
         else:
             summing = self._make_summing(without(gradients, apart), label)
-        self._num_sums += 1
-        return GradientSum(
+        made = GradientSum(
             gradients,
             summing,
             label=label,
@@ -489,6 +492,8 @@ class PartyStrategy(WithoutServer, Strategy, Party):
             failures=self.failures,
             rank=primitives.rank(),
         )
+        self._num_sums += 1  # what cannot be summed is no list: the next one may be the first
+        return made
 
     def _complaint(self, gradients: Sequence[Gradient]) -> Complain | None:
         """What a reducer calls where a gradient is not finite; None if it may pass."""

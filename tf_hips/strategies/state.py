@@ -81,13 +81,14 @@ class StrategyState(tf.Module):
             variables: those whose gradients these are.
         """
         books = self._books
-        outer, books.open = books.open, _ListState()
+        outer, books.open = (books.open, books.trained), _ListState()
+        books.trained = [weakref.ref(variable) for variable in variables]
         try:
             made = books.open
             made.restored_plan = self._restored_plan(variables[0])
             yield made
         finally:
-            books.open = outer
+            books.open, books.trained = outer
         number = books.num_lists
         books.num_lists += 1
         name = f"gradients{number}"
@@ -109,7 +110,7 @@ class StrategyState(tf.Module):
         if books.open is None:
             return
         if counted_elsewhere:
-            books.open.rounds = _Rounds(variable)
+            books.open.rounds = _Rounds(variable, books.trained, books.models)
             return
         if hasattr(books.open, name):
             raise ValueError(f"`name` must be new in its list of gradients. Received: {name!r}")
@@ -272,10 +273,20 @@ class _Rounds(tf.train.experimental.PythonState):
     """The number of the next step where a server counts; where it is restored, a wish.
 
     A run that has begun goes on counting: server and parties must have the same number.
+
+    With it goes which of a model's variables these are. The list that comes first has the rounds,
+    so who comes back and begins with another one would get answers that are about the first.
     """
 
-    def __init__(self, step: tf.Variable) -> None:
+    def __init__(
+        self,
+        step: tf.Variable,
+        trained: Sequence["weakref.ref[tf.Variable]"],
+        models: "weakref.WeakKeyDictionary[keras.Model, ModelState]",
+    ) -> None:
         self._step = step
+        self._trained = trained
+        self._models = models
         self.restored = 0
 
     def counts(self, step: tf.Variable) -> bool:
@@ -283,12 +294,41 @@ class _Rounds(tf.train.experimental.PythonState):
         return self._step is step
 
     def serialize(self) -> str:
-        """The number, as text."""
-        return str(int(self._step.numpy()))
+        """The number, and places of the variables in the model, if one is known."""
+        _, places = self._in_model()
+        return json.dumps({"step": int(self._step.numpy()), "places": places})
 
     def deserialize(self, string_value: str) -> None:
-        """Takes the number of the run that saved it."""
-        self.restored = int(string_value)
+        """Takes the number of the run that saved it.
+
+        Raises:
+            ProtocolError: it is that of other variables.
+        """
+        told = json.loads(string_value)
+        told = told if isinstance(told, dict) else {"step": told}  # of an older version
+        saved = told.get("places")
+        model, places = self._in_model()
+        if model is not None and saved and places and saved != places:
+            names = [one.path for one in model.variables]
+            was = [names[place] if place < len(names) else "another" for place in saved]
+            raise ProtocolError(
+                "Who comes back must reduce gradients in the order in which the run began: its "
+                f"first list has the server's rounds. Received: {names[places[0]]} "
+                f"({len(places)} variables) in the place of {was[0]} ({len(was)} variables). "
+                "Train them in the order of the first process, or all of them in each step."
+            )
+        self.restored = int(told["step"])
+
+    def _in_model(self) -> tuple[keras.Model | None, list[int] | None]:
+        """The model that has all of the variables, and their places in it."""
+        trained = [reference() for reference in self._trained]
+        for model in list(self._models):
+            order = {id(one.value): place for place, one in enumerate(model.variables)}
+            places = [order.get(id(one)) for one in trained]
+            found = [place for place in places if place is not None]
+            if len(found) == len(trained):
+                return model, found
+        return None, None
 
 
 class _Books:
@@ -298,6 +338,7 @@ class _Books:
         self._strategy = strategy
         self.num_lists = 0
         self.open: _ListState | None = None
+        self.trained: list[weakref.ref[tf.Variable]] = []  # by the list that is open
         self.is_of_others = False
         self.lists: dict[int, tuple[_ListState, weakref.ref[tf.Variable]]] = {}
         self.models: weakref.WeakKeyDictionary[keras.Model, ModelState] = (
