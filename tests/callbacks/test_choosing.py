@@ -137,6 +137,23 @@ def test_another_partys_backup_where_epochs_have_other_lengths(
     assert (meta["steps_per_epoch"], meta["is_of_others"]) == (here, True)
 
 
+@pytest.mark.parametrize(
+    ("here", "there", "place"),
+    [
+        (20, 20, (12, 8)),
+        (11, 20, (14, 4)),  # 48 steps of this `fit`
+        (50, 20, (10, 48)),
+    ],
+)
+def test_another_partys_backup_of_a_fit_that_began_at_a_later_epoch(here, there, place):
+    """Epochs before it have no steps here, so a place never counts them."""
+    from tf_hips.callbacks.folder import Backup
+    from tf_hips.callbacks.handover import _own_place
+
+    told = Backup(2, 12, 8)
+    assert _own_place(told, there, here, True, 10) == place
+
+
 def test_a_backup_has_its_name_when_all_of_it_is_on_the_disk(tmp_path, monkeypatch):
     from tf_hips.callbacks.folder import Backup, BackupFolder
 

@@ -136,7 +136,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         resuming.begin_anew(self.model)
         self._probe()
         num_steps = (self.params or {}).get("steps")
-        choice = Choice(self._peers, self._folder, self._check, num_steps)
+        has_run = self._peers.backups is not None
+        first_epoch = resuming.initial_epoch(self.model) if has_run else 0
+        choice = Choice(self._peers, self._folder, self._check, num_steps, first_epoch)
         backup = choice.backup()
         self._is_back = choice.is_back
         self._offer(self._folder.newest)

@@ -25,6 +25,7 @@ class Choice:
         folder: BackupFolder,
         check: Callable[[Backup], None],
         num_steps: int | None = None,
+        first_epoch: int = 0,
     ) -> None:
         """Chooses among the backups of a folder.
 
@@ -33,11 +34,13 @@ class Choice:
             folder: of this party.
             check: raises where this rank cannot take a backup up.
             num_steps: of an epoch here; None: not known.
+            first_epoch: of the `fit` that runs, alike in all parties.
         """
         self._peers = peers
         self._folder = folder
         self._check = check
         self._num_steps = num_steps
+        self._first_epoch = first_epoch
         self.is_back = False
 
     def backup(self) -> Backup | None:
@@ -122,7 +125,12 @@ class Choice:
         has_equal_steps = self._peers.has_equal_steps
         fetched = self._peers.on_first(
             lambda: fetch(
-                self._folder, number, backups, self._num_steps, has_equal_steps=has_equal_steps
+                self._folder,
+                number,
+                backups,
+                self._num_steps,
+                first_epoch=self._first_epoch,
+                has_equal_steps=has_equal_steps,
             )
         )
         backup = Backup(*fetched)

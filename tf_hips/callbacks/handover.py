@@ -26,6 +26,7 @@ def fetch(
     backups: Backups,
     num_steps: int | None = None,
     *,
+    first_epoch: int = 0,
     has_equal_steps: bool = False,
 ) -> list[int]:
     """Fetches it over the uplink; called on rank 0.
@@ -36,6 +37,7 @@ def fetch(
         backups: those of a strategy that comes back to its run.
         num_steps: of an epoch here, where parties of a loop may have data of other lengths; None:
             not known.
+        first_epoch: that `fit` began with, in all parties.
         has_equal_steps: whether the party has made as many steps as the other one, however many
             an epoch has.
 
@@ -56,7 +58,7 @@ def fetch(
         if told is None:
             raise ProtocolError(f"A backup of another party must be one. Received: {intake.name}")
         was = _mark(folder.draft(draft), num_steps)
-        backup = Backup(number, *_own_place(told, was, num_steps, has_equal_steps))
+        backup = Backup(number, *_own_place(told, was, num_steps, has_equal_steps, first_epoch))
         if backup != draft:
             folder.draft(draft).rename(folder.draft(backup))
             draft = backup
@@ -68,7 +70,7 @@ def fetch(
 
 
 def _own_place(
-    told: Backup, was: int | None, num_steps: int | None, has_equal_steps: bool
+    told: Backup, was: int | None, num_steps: int | None, has_equal_steps: bool, first_epoch: int
 ) -> tuple[int, int]:
     """Epoch and step here, where a party with `was` steps in an epoch is at `told`."""
     if was == num_steps:
@@ -76,7 +78,8 @@ def _own_place(
     if not was or not num_steps:
         return told.epoch, 0
     if has_equal_steps:
-        return divmod(told.epoch * was + told.step, num_steps)
+        done = (told.epoch - first_epoch) * was + told.step
+        return first_epoch + done // num_steps, done % num_steps
     return told.epoch, told.step * num_steps // was
 
 

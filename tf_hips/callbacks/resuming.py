@@ -68,6 +68,11 @@ def left_out(model: keras.Model, epoch: int) -> int:
     return place.step if place is not None and place.epoch == epoch else 0
 
 
+def initial_epoch(model: keras.Model) -> int:
+    """The first epoch that the running `fit` of `model` was asked for."""
+    return _Fit(model).initial_epoch
+
+
 def epoch_iterator(model: keras.Model) -> Any:
     """What the running `fit` of `model` takes its steps from: an EpochIterator of Keras'."""
     return _Fit(model).steps
@@ -103,6 +108,7 @@ class _Fit:
         for frame in _frames():
             variables = frame.f_locals
             if variables.get("self") is model and "epoch_iterator" in variables:
+                self.initial_epoch = int(variables.get("initial_epoch") or 0)
                 self.steps: Any = variables["epoch_iterator"]
                 self.data: Any = variables.get("x")
                 self.is_shuffled = bool(variables.get("shuffle", True))
