@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from tf_hips import log
 from tf_hips.callbacks.folder import Backup, BackupFolder
-from tf_hips.callbacks.handover import fetch, meta_of
+from tf_hips.callbacks.handover import Epochs, fetch, meta_of
 from tf_hips.callbacks.peers import Peers
 
 
@@ -122,17 +122,10 @@ class Choice:
             "No backup here leads into the run that goes on. Another party's is fetched: what "
             "encoding had dropped here is lost, so the run will not end bit for bit as without it."
         )
-        has_equal_steps = self._peers.has_equal_steps
-        fetched = self._peers.on_first(
-            lambda: fetch(
-                self._folder,
-                number,
-                backups,
-                self._num_steps,
-                first_epoch=self._first_epoch,
-                has_equal_steps=has_equal_steps,
-            )
-        )
+        epochs = None
+        if self._peers.has_rounds:
+            epochs = Epochs(self._num_steps, self._first_epoch, self._peers.has_equal_steps)
+        fetched = self._peers.on_first(lambda: fetch(self._folder, number, backups, epochs))
         backup = Backup(*fetched)
         try:
             if not self._take_place(backup):
