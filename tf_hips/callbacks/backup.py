@@ -184,6 +184,7 @@ class BackupAndRestore(keras.callbacks.Callback):
                 backup.step,
                 lambda batch: self._restore_again(backup, batch),
                 is_over=self._had_stopped,
+                is_of_others=bool(meta_of(self._folder, backup).get(IS_OF_OTHERS)),
             )
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
