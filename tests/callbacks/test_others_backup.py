@@ -64,3 +64,11 @@ def test_data_of_unknown_length_that_end_before_say_what_to_do(tmp_path, is_of_o
     stopped(tmp_path, is_of_others=is_of_others)
     with pytest.raises(ValueError, match=f"{told}.* ends at step 1 of an epoch .* at step 2"):
         train(tmp_path, 1)
+
+
+def test_history_has_each_epoch_once_where_an_epoch_is_longer_here(tmp_path):
+    """Two epochs were over there and one is here: the second is still to end."""
+    stopped(tmp_path, is_of_others=True, name="00000001-epoch-1-step-2")
+    history = train(tmp_path, 7)
+    assert history.epoch == [0, 1, 2]
+    assert {name: len(values) for name, values in history.history.items()} == {"loss": 3}

@@ -455,7 +455,8 @@ class BackupAndRestore(keras.callbacks.Callback):
                     "not bit for bit."
                 )
         meta = meta_of(self._folder, backup)
-        if self._peers.strategy is not None and meta.get(IS_OF_OTHERS):
+        is_of_others = bool(meta.get(IS_OF_OTHERS))
+        if self._peers.strategy is not None and is_of_others:
             self._peers.strategy.state.take_from_others()
         shared, own = _parts(self._entries(meta, metrics=False), meta)
         self._peers.together(lambda: self._read(backup, shared, own))
@@ -482,8 +483,12 @@ class BackupAndRestore(keras.callbacks.Callback):
         others.remind(self._others, told["callbacks"])
         self._peers.together(lambda: self._read_best_weights(place))
         if "epoch" in told and getattr(self.model, "history", None) is not None:
-            self.model.history.epoch = told["epoch"]
-            self.model.history.history = told["history"]
+            # Another party may have ended epochs that end here later.
+            count = sum(one < backup.epoch or not is_of_others for one in told["epoch"])
+            self.model.history.epoch = told["epoch"][:count]
+            self.model.history.history = {
+                name: values[:count] for name, values in told["history"].items()
+            }
 
     def _restore_again(self, backup: Backup, batch: Any) -> None:
         """Reads everything once more, with the metrics of an epoch that has begun."""
