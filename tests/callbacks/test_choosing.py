@@ -116,12 +116,32 @@ def test_who_comes_back_takes_its_own_newest_one_or_another_partys(tmp_path):
 def test_another_partys_backup_where_epochs_have_other_lengths(
     tmp_path, here, there, has_equal_steps, place
 ):
+    peers = _Peers(has_rounds=True, has_equal_steps=has_equal_steps)
+    assert taken(tmp_path, peers, here, there) == (place, here)
+
+
+@pytest.mark.parametrize(("here", "there"), [(20, 20), (12, 20), (None, 20), (12, None)])
+def test_without_a_loop_another_partys_backup_stays_as_it_is(tmp_path, here, there):
+    """All parties make the same steps, so an epoch of another length is refused by name."""
+    assert taken(tmp_path, _Peers(), here, there) == ((1, 8), there)
+
+
+def taken(tmp_path, peers, here, there):
+    """Takes another party's backup; its place and steps in an epoch here.
+
+    Args:
+        tmp_path: for the folder.
+        peers: of a party that has no backup.
+        here: steps of an epoch.
+        there: the same of the other party.
+    """
+
     def fetch(intake):
         intake._header = SimpleNamespace(name="00000002-epoch-1-step-8")
         draft = next(tmp_path.glob("**/.writing-*"))
         (draft / "meta.json").write_text(json.dumps({"place": {}, "steps_per_epoch": there}))
 
-    backups = SimpleNamespace(
+    peers.backups = SimpleNamespace(
         can_come_back=lambda place: True,
         come_back=lambda place: None,
         is_lacking=lambda: True,
@@ -129,12 +149,29 @@ def test_another_partys_backup_where_epochs_have_other_lengths(
         note=lambda place: None,
     )
     folder = folder_of(tmp_path, [])
-    peers = _Peers(backups=backups, has_equal_steps=has_equal_steps)
-    assert chosen(folder, peers, num_steps=here) == ((1, *place), True)
+    (_, *place), is_back = chosen(folder, peers, num_steps=here)
+    assert is_back
     # The next process of this party takes it for its own.
     [backup] = folder.backups()
     meta = json.loads((folder.place(backup) / "meta.json").read_text())
-    assert (meta["steps_per_epoch"], meta["is_of_others"]) == (here, True)
+    assert meta["is_of_others"]
+    return tuple(place), meta["steps_per_epoch"]
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "place"),
+    [
+        (20, 20, (12, 8)),
+        (11, 20, (14, 4)),  # 48 steps of this `fit`
+        (50, 20, (10, 48)),
+    ],
+)
+def test_another_partys_backup_of_a_fit_that_began_at_a_later_epoch(here, there, place):
+    """Epochs before it have no steps here, so a place never counts them."""
+    from tf_hips.callbacks.folder import Backup
+    from tf_hips.callbacks.handover import Epochs, _own_place
+
+    assert _own_place(Backup(2, 12, 8), there, Epochs(here, 10, True)) == place
 
 
 def test_a_backup_has_its_name_when_all_of_it_is_on_the_disk(tmp_path, monkeypatch):

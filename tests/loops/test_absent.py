@@ -141,27 +141,36 @@ def test_whose_weights_are_taken_is_the_same_in_all_parties_of_a_tree(bears_liar
     assert exchange._bears_liars() == bears_liars
 
 
-@pytest.mark.parametrize("shares", [(1, 1, 1), (1, 0, 1)])
-def test_a_control_variate_that_is_lost_goes_out_of_the_common_one(shares):
-    """Once all members count: it is the mean of theirs again, and not off by the lost one."""
+def _members(count, size=2):
+    """Loops whose c is the mean of the c_i of all: 2, of 1, 2, ..."""
     import keras
     import tensorflow as tf
 
     from tests.strategies import training
     from tf_hips.loops import FedAvg
-    from tf_hips.loops.meeting import Meeting, Told
     from tf_hips.strategies import CompressedRing
 
     made = []
-    for number in range(3):
+    for number in range(count):
         strategy = CompressedRing()
         with strategy.scope():
             model = training.build(keras.optimizers.SGD(0.5))
         loop = FedAvg(model, strategy, local_steps=2, scaffold=True)
-        loop._controls.make([[2]], lambda value, name: tf.Variable(value))
-        loop._controls.common[0].assign([2.0, 2.0])  # the mean of all
-        loop._controls.own[0].assign([float(number) + 1.0] * 2)
+        loop._controls.make([[size]], lambda value, name: tf.Variable(value))
+        loop._controls.common[0].assign([2.0] * size)
+        loop._controls.own[0].assign([float(number) + 1.0] * size)
         made.append(loop)
+    return made
+
+
+@pytest.mark.parametrize("shares", [(1, 1, 1), (1, 0, 1)])
+def test_a_control_variate_that_is_lost_goes_out_of_the_common_one(shares):
+    """Once all members count: it is the mean of theirs again, and not off by the lost one."""
+    import tensorflow as tf
+
+    from tf_hips.loops.meeting import Meeting, Told
+
+    made = _members(3)
     made[0].forget_own()
 
     def meet(counts):
@@ -191,3 +200,95 @@ def test_a_control_variate_that_is_lost_goes_out_of_the_common_one(shares):
     meet((1, 0, 1))  # in which only differences go up again
     assert is_mean()
     assert not any(loop.words()["odd"] for loop in made)
+
+
+def test_what_encoding_kept_of_control_variates_does_not_go_into_a_new_common_one():
+    """c and what encoding keeps of all c_i are their mean: before one is lost, and behind that."""
+    import tensorflow as tf
+
+    from tf_hips.loops.meeting import Meeting, Told
+    from tf_hips.ops import compressor, graph
+    from tf_hips.strategies.loan import LoopSum
+
+    made, up = _members(3, 4), compressor.parse("error_feedback(onebit)")
+    kept = []
+    for loop in made:
+        of_list = types.SimpleNamespace(
+            uplink_residual_0=tf.Variable([7.0] * 4), uplink_residual_1=tf.Variable([0.0] * 4)
+        )
+        summed = LoopSum.__new__(LoopSum)
+        summed._kept = of_list
+        loop._exchange._over_parties = summed
+        kept.append(of_list)
+
+    def meet(number):
+        told = [Told(2, 16, words=loop.words()) for loop in made]
+        meeting = Meeting(tuple((one,) for one in told), "uniform", is_equal=True)
+        arrived = []
+        for party, loop in enumerate(made):
+            loop._controls.rates = (2, 1.0)
+            moved = [tf.constant([float(party * number), 3.0 - party, 1.0, 0.5 * number])]
+            _, sent = loop.outgoing(moved, meeting, (party, 0))
+            residual = kept[party].uplink_residual_1
+            packet, left = graph.encode(
+                up, sent, seed=1, step=number, tensor_id=1, kept=residual.read_value()
+            )
+            residual.assign(left)
+            arrived.append(graph.decode(up, packet, 4))
+        for party, loop in enumerate(made):
+            loop.incoming([tf.zeros([4]), tf.add_n(arrived) / 3.0], meeting, (party, 0))
+
+    def error():
+        held = [
+            loop._controls.own[0].numpy() + one.uplink_residual_1.numpy()
+            for loop, one in zip(made, kept, strict=True)
+        ]
+        return np.abs(made[0]._controls.common[0].numpy() - np.mean(held, 0)).max()
+
+    for number in range(3):
+        meet(number)
+        assert error() < 1e-5
+    assert any(one.uplink_residual_1.numpy().any() for one in kept)
+    made[0].forget_own()
+    kept[0].uplink_residual_1.assign([0.0] * 4)  # as `take_from_others` does
+    assert error() > 1e-2
+    for number in range(3, 6):
+        meet(number)
+        assert error() < 1e-5
+    # What is kept of weights is sent as ever.
+    assert all(one.uplink_residual_0.numpy().tolist() == [7.0] * 4 for one in kept)
+
+
+@pytest.mark.parametrize(
+    ("downlink", "paths", "told"),
+    [
+        ("error_feedback(onebit)", ("a", "b"), r"Received: downlink=error_feedback\(onebit"),
+        ("fp32", ("west/a", "b"), "Received: a tree"),
+        ("fp32", ("a", "b"), None),
+    ],
+)
+def test_where_servers_keep_some_of_control_variates_no_backup_is_taken(downlink, paths, told):
+    """c could not be made anew there, and would stay wrong for ever."""
+    from tf_hips.errors import ConfigError
+    from tf_hips.ops import compressor
+    from tf_hips.strategies.backups import PartyBackups
+
+    [loop] = _members(1)
+    down = compressor.parse(downlink)
+    fetched = []
+    strategy = types.SimpleNamespace(
+        welcome=types.SimpleNamespace(paths=paths),
+        loan=types.SimpleNamespace(owner=loop),
+        _codecs=lambda: {"compression": down, "downlink": down},
+        _connected=lambda: types.SimpleNamespace(fetch_backup=fetched.append),
+        write_event=lambda *args, **kwargs: None,
+    )
+    loop._strategy = strategy
+    intake = types.SimpleNamespace(name="one", held=types.SimpleNamespace(num_bytes=1))
+    backups = PartyBackups(strategy)
+    if told is None:
+        backups.fetch(intake)
+    else:
+        with pytest.raises(ConfigError, match=told):
+            backups.fetch(intake)
+    assert fetched == [intake] * (told is None)

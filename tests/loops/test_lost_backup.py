@@ -18,7 +18,7 @@ rank = strategy.global_rank
 
 class Trouble(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
-        if rank == 1 and loop.round == 3 and loop.steps == 3 and once("killed"):
+        if rank == 1 and int(model.optimizer.iterations) == int(sys.argv[3]) and once("killed"):
             shutil.rmtree(folder / "backup" / "party1")
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -29,9 +29,9 @@ with strategy.scope():
     model.compile(keras.optimizers.SGD(0.05), "mse")
 loop = tf_hips.FedAvg(model, strategy, local_steps=4)
 x = np.random.default_rng(rank).normal(size=((160, 88)[rank], 8)).astype("float32")
-backup = tf_hips.callbacks.BackupAndRestore(folder / "backup", save_freq=4)
+backup = tf_hips.callbacks.BackupAndRestore(folder / "backup", save_freq=eval(sys.argv[4]))
 loop.fit(
-    x, x[:, :2], batch_size=8, shuffle=False, epochs=2, verbose=0, callbacks=[Trouble(), backup]
+    x, x[:, :2], batch_size=8, shuffle=False, epochs=3, verbose=0, callbacks=[Trouble(), backup]
 )
 print("END", tf_hips.fingerprint(model), flush=True)
 print("STEPS", int(model.optimizer.iterations), flush=True)
@@ -39,20 +39,32 @@ print("STEPS", int(model.optimizer.iterations), flush=True)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(330)
+@pytest.mark.timeout(480)
 def test_a_party_of_a_loop_takes_anothers_backup(tmp_path: Path) -> None:
-    undisturbed, _ = disturbed.train(tmp_path / "undisturbed", TRAIN, "undisturbed")
-    options = ("--max-restarts", "1")
-    ends, printed = disturbed.train(tmp_path / "killed", TRAIN, "disturbed", options=options)
-    # The newest backup is that of a meeting, where both have the same weights, and nothing was
-    # dropped: 12 steps, of which this party's first epoch had 11.
-    assert ends == undisturbed
-    assert len(ends) == 1
-    assert "No backup here leads into the run that goes on. Another party's is fetched" in printed
-    assert "Goes on at step 1 of epoch 2" in printed
-    assert "[party1/worker0] STEPS 22\n" in printed
-    events = log.read_events(tmp_path / "killed" / "logs")
-    assert [one["site"] for one in events if one["event"] == "fetched_backup"] == ["party1"]
+    undisturbed, _ = disturbed.train(tmp_path / "undisturbed", TRAIN, "undisturbed", "0", "4")
+    assert len(undisturbed) == 1
+    # The newest backup is one where both have the same weights, and nothing was dropped: 12 steps,
+    # of which this party's first epoch had 11; or the end of the other one's first epoch.
+    for killed_at, save_freq, place in [
+        (15, "4", "step 1 of epoch 2"),
+        (25, "'epoch'", "step 9 of epoch 2"),
+    ]:
+        folder = tmp_path / str(killed_at)
+        ends, printed = disturbed.train(
+            folder,
+            TRAIN,
+            "disturbed",
+            str(killed_at),
+            save_freq,
+            options=("--max-restarts", "1"),
+        )
+        assert ends == undisturbed
+        told = "No backup here leads into the run that goes on. Another party's is fetched"
+        assert told in printed
+        assert f"Goes on at {place}" in printed
+        assert "[party1/worker0] STEPS 33\n" in printed
+        events = log.read_events(folder / "logs")
+        assert [one["site"] for one in events if one["event"] == "fetched_backup"] == ["party1"]
 
 
 @pytest.mark.parametrize("waits", [False, True])

@@ -136,7 +136,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         resuming.begin_anew(self.model)
         self._probe()
         num_steps = (self.params or {}).get("steps")
-        choice = Choice(self._peers, self._folder, self._check, num_steps)
+        has_run = self._peers.backups is not None
+        first_epoch = resuming.initial_epoch(self.model) if has_run else 0
+        choice = Choice(self._peers, self._folder, self._check, num_steps, first_epoch)
         backup = choice.backup()
         self._is_back = choice.is_back
         self._offer(self._folder.newest)
@@ -182,6 +184,7 @@ class BackupAndRestore(keras.callbacks.Callback):
                 backup.step,
                 lambda batch: self._restore_again(backup, batch),
                 is_over=self._had_stopped,
+                is_of_others=bool(meta_of(self._folder, backup).get(IS_OF_OTHERS)),
             )
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -452,7 +455,8 @@ class BackupAndRestore(keras.callbacks.Callback):
                     "not bit for bit."
                 )
         meta = meta_of(self._folder, backup)
-        if self._peers.strategy is not None and meta.get(IS_OF_OTHERS):
+        is_of_others = bool(meta.get(IS_OF_OTHERS))
+        if self._peers.strategy is not None and is_of_others:
             self._peers.strategy.state.take_from_others()
         shared, own = _parts(self._entries(meta, metrics=False), meta)
         self._peers.together(lambda: self._read(backup, shared, own))
@@ -479,8 +483,12 @@ class BackupAndRestore(keras.callbacks.Callback):
         others.remind(self._others, told["callbacks"])
         self._peers.together(lambda: self._read_best_weights(place))
         if "epoch" in told and getattr(self.model, "history", None) is not None:
-            self.model.history.epoch = told["epoch"]
-            self.model.history.history = told["history"]
+            # Another party may have ended epochs that end here later.
+            count = sum(one < backup.epoch or not is_of_others for one in told["epoch"])
+            self.model.history.epoch = told["epoch"][:count]
+            self.model.history.history = {
+                name: values[:count] for name, values in told["history"].items()
+            }
 
     def _restore_again(self, backup: Backup, batch: Any) -> None:
         """Reads everything once more, with the metrics of an epoch that has begun."""
@@ -491,7 +499,9 @@ class BackupAndRestore(keras.callbacks.Callback):
 
         def read() -> None:
             meta = meta_of(self._folder, backup)
-            self._read(backup, *_parts(self._entries(meta, metrics=True), meta))
+            # Another party's of an epoch's end, which is in the middle of one here, has none.
+            metrics = any(kind[0] == "metric" for kind in meta["entries"])
+            self._read(backup, *_parts(self._entries(meta, metrics=metrics), meta))
 
         self._peers.together(read)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from tf_hips import log
 from tf_hips.callbacks.folder import Backup, BackupFolder
-from tf_hips.callbacks.handover import fetch, meta_of
+from tf_hips.callbacks.handover import Epochs, fetch, meta_of
 from tf_hips.callbacks.peers import Peers
 
 
@@ -25,6 +25,7 @@ class Choice:
         folder: BackupFolder,
         check: Callable[[Backup], None],
         num_steps: int | None = None,
+        first_epoch: int = 0,
     ) -> None:
         """Chooses among the backups of a folder.
 
@@ -33,11 +34,13 @@ class Choice:
             folder: of this party.
             check: raises where this rank cannot take a backup up.
             num_steps: of an epoch here; None: not known.
+            first_epoch: of the `fit` that runs, alike in all parties.
         """
         self._peers = peers
         self._folder = folder
         self._check = check
         self._num_steps = num_steps
+        self._first_epoch = first_epoch
         self.is_back = False
 
     def backup(self) -> Backup | None:
@@ -119,12 +122,10 @@ class Choice:
             "No backup here leads into the run that goes on. Another party's is fetched: what "
             "encoding had dropped here is lost, so the run will not end bit for bit as without it."
         )
-        has_equal_steps = self._peers.has_equal_steps
-        fetched = self._peers.on_first(
-            lambda: fetch(
-                self._folder, number, backups, self._num_steps, has_equal_steps=has_equal_steps
-            )
-        )
+        epochs = None
+        if self._peers.has_rounds:
+            epochs = Epochs(self._num_steps, self._first_epoch, self._peers.has_equal_steps)
+        fetched = self._peers.on_first(lambda: fetch(self._folder, number, backups, epochs))
         backup = Backup(*fetched)
         try:
             if not self._take_place(backup):

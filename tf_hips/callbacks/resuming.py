@@ -68,6 +68,11 @@ def left_out(model: keras.Model, epoch: int) -> int:
     return place.step if place is not None and place.epoch == epoch else 0
 
 
+def initial_epoch(model: keras.Model) -> int:
+    """The first epoch that the running `fit` of `model` was asked for."""
+    return _Fit(model).initial_epoch
+
+
 def epoch_iterator(model: keras.Model) -> Any:
     """What the running `fit` of `model` takes its steps from: an EpochIterator of Keras'."""
     return _Fit(model).steps
@@ -103,6 +108,7 @@ class _Fit:
         for frame in _frames():
             variables = frame.f_locals
             if variables.get("self") is model and "epoch_iterator" in variables:
+                self.initial_epoch = int(variables.get("initial_epoch") or 0)
                 self.steps: Any = variables["epoch_iterator"]
                 self.data: Any = variables.get("x")
                 self.is_shuffled = bool(variables.get("shuffle", True))
@@ -147,6 +153,7 @@ def leave_out(
     begin: Callable[[Any], None],
     *,
     is_over: bool = False,
+    is_of_others: bool = False,
 ) -> None:
     """Lets the epoch that `fit` is about to begin start at a step in its middle.
 
@@ -159,6 +166,7 @@ def leave_out(
         begin: called once, when all callbacks have begun the epoch and nothing of it has run; gets
             the last batch that was dropped, or None.
         is_over: whether the steps behind `step` are left out, too: the epoch was stopped there.
+        is_of_others: whether another party was at that step, whose data may have another length.
 
     Raises:
         RuntimeError: no `fit` runs.
@@ -185,7 +193,7 @@ def leave_out(
             if first < step:
                 for number in range(first, last + 1):
                     if not place.is_told:
-                        batch = _next(iterator, number, step)
+                        batch = _next(iterator, number, step, is_of_others=is_of_others)
                 continue
             if not has_begun:
                 has_begun = True
@@ -209,13 +217,21 @@ def _tell_metrics(model: keras.Model) -> None:
     model._get_metrics_result_or_logs = once
 
 
-def _next(iterator: Any, number: int, step: int) -> Any:
+def _next(iterator: Any, number: int, step: int, *, is_of_others: bool) -> Any:
     try:
         return next(iterator)
     except StopIteration:
+        wanted = "The data must be as long as when the run was stopped"
+        if is_of_others:
+            wanted = (
+                "Where it is not known how many steps an epoch has, another party's backup can be "
+                "taken only with data as long as there. In a new run give `steps_per_epoch` to "
+                "`fit` in all parties, and data that repeat, or give the data "
+                "`tf.data.experimental.assert_cardinality`"
+            )
         raise ValueError(
-            "The data must be as long as when the run was stopped. Received: data that ends at "
-            f"step {number} of an epoch that goes on at step {step}"
+            f"{wanted}. Received: data that ends at step {number} of an epoch that goes on at "
+            f"step {step}"
         ) from None
 
 

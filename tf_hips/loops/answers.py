@@ -98,5 +98,12 @@ class Answers:
             make: makes a variable of a value and a name.
         """
 
+    def check_taking(self) -> None:
+        """Looks whether the run can bear that another party's backup is taken here.
+
+        Raises:
+            ConfigError: it would train wrongly from there on.
+        """
+
     def forget_own(self) -> None:
         """What `make_state` has made holds another party's values: its own ones begin anew."""

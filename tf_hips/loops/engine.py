@@ -25,7 +25,8 @@ A loop derives from `Loop` and says
                         further tensors that are exchanged; what goes up for x; what w loses for
                         what has come down
     make_state(make)    variables of its own: saved in backups, restored before the first step
-    forget_own()        what it makes of these where the backup is another party's
+    check_taking(), forget_own()
+                        whether it bears a backup of another party; what it makes of these then
     why_not_voted()     why groups cannot vote on what members send, and steps_of_round()
     has_equal_steps()   whether all members make equally many steps in a round
     facts()             what must be equal where a backup is taken up

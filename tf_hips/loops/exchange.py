@@ -15,7 +15,7 @@ bit for bit.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
@@ -208,6 +208,11 @@ class Exchange:
         self._of_others = _differences(self.reference, self.trained)
         if self._has_milestone:
             self._of_others_in_party = _differences(self._milestone, self.reference)
+
+    def forget_dropped(self, places: Iterable[int]) -> None:
+        """Encoding has dropped nothing of these tensors so far: what it kept does not go up."""
+        if self._over_parties is not None:
+            self._over_parties.forget_dropped(places)
 
     def __call__(self, meeting: Meeting, place: tuple[int, int], *, is_whole: bool) -> None:
         """Sends, receives, and sets the model.

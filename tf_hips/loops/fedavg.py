@@ -324,6 +324,8 @@ class FedAvg(Loop):
             sent = [one * tf.cast(factor, one.dtype) for one in sent]
         if self._controls is not None:
             is_anew = self._is_anew(meeting)
+            if is_anew:  # c holds what was sent of them, and that with what was dropped
+                self._exchange.forget_dropped(range(len(moved), 2 * len(moved)))
             sent += self._controls.sent(moved, counts=own.counts, is_anew=is_anew)
         return sent
 
@@ -359,6 +361,12 @@ class FedAvg(Loop):
         """Makes the control variates."""
         if self._controls is not None:
             self._controls.make([one.shape for one in self.trained], make)
+
+    def check_taking(self) -> None:
+        """Looks whether c can be made anew: servers keep what they have dropped of it so far."""
+        if self._controls is not None:
+            strategy = self._strategy
+            methods.check_renewal(strategy.welcome, strategy._codecs().get("downlink"))
 
     def forget_own(self) -> None:
         """Another party's c_i says nothing of the data here, nor do its steps."""

@@ -28,6 +28,9 @@ from tf_hips.callbacks.optimizers import inner, parts_of
 from tf_hips.comm.compressed import MakeVariable
 from tf_hips.errors import ConfigError
 from tf_hips.loops import checked
+from tf_hips.ops.compressor import Compressor
+from tf_hips.ps.client.welcome import Welcome
+from tf_hips.ps.terms.tree import BETWEEN
 
 # Options of SGD by which its steps are no multiples of gradients.
 _NO_MULTIPLES = (
@@ -214,6 +217,33 @@ class Proximal:
         # No tape may see it being read: the optimizer's step is a gradient function of its own.
         value = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
         return (value - reference.read_value()) * tf.cast(self.mu, variable.dtype)
+
+
+def check_renewal(welcome: Welcome | None, downlink: Compressor | None) -> None:
+    """Looks whether SCAFFOLD's c can become the mean of all c_i again when one is lost.
+
+    Members drop what their own encoding has kept. What servers have kept of c comes down later, and
+    c would be off by it for ever.
+
+    Args:
+        welcome: what the server has said.
+        downlink: how it encodes what comes down.
+
+    Raises:
+        ConfigError: a server keeps some of it, or may.
+    """
+    received = ""
+    if welcome is not None and any(BETWEEN in path for path in welcome.paths):
+        received = "a tree, whose servers encode what they send up as they were told"
+    elif downlink is not None and downlink.has_state:
+        received = f"downlink={downlink.text}"
+    if received:
+        raise ConfigError(
+            "A party of SCAFFOLD that has lost its backups can take another one's only where "
+            "servers keep nothing of control variates, which would stay wrong for ever: give this "
+            "party its own backup again, or begin a new run, below one server and with "
+            f"`downlink=None` where backups may be lost again. Received: {received}"
+        )
 
 
 class ControlVariates:

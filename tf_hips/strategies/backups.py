@@ -76,7 +76,10 @@ class PartyBackups(Backups):
         return welcome is not None and welcome.is_back and self._is_new() and not welcome.keeps_all
 
     def fetch(self, intake: Intake) -> None:
-        """Fetches another party's newest backup."""
+        """Fetches another party's newest backup, if a loop bears that."""
+        loan = self._strategy.loan
+        if loan is not None:
+            loan.owner.check_taking()
         began = time.monotonic()
         with watchdog.doing("a backup of another party", has_deadline=True):
             self._strategy._connected().fetch_backup(intake)

@@ -14,7 +14,7 @@ Invariant: whatever is traced in a local phase contains no collective beyond its
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -337,6 +337,14 @@ class LoopSum:
         for variable, value in kept:
             variable.assign(value, read_value=False)
         return [tf.convert_to_tensor(total) for total in sums]
+
+    def forget_dropped(self, places: Iterable[int]) -> None:
+        """Sets to 0 what encoding has kept of tensors, by their places, on their way up."""
+        for place in places:
+            for kind in ("residual", "state"):
+                variable = getattr(self._kept, f"uplink_{kind}_{place}", None)
+                if variable is not None:
+                    variable.assign(tf.zeros_like(variable), read_value=False)
 
     def _own_state(self) -> list[tf.Variable]:
         return [
