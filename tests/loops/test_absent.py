@@ -283,7 +283,7 @@ def test_where_servers_keep_some_of_control_variates_no_backup_is_taken(downlink
         _connected=lambda: types.SimpleNamespace(fetch_backup=fetched.append),
         write_event=lambda *args, **kwargs: None,
     )
-    loop._strategy = strategy
+    loop._strategy = loop._loan._strategy = strategy
     intake = types.SimpleNamespace(name="one", held=types.SimpleNamespace(num_bytes=1))
     backups = PartyBackups(strategy)
     if told is None:

@@ -365,8 +365,7 @@ class FedAvg(Loop):
     def check_taking(self) -> None:
         """Looks whether c can be made anew: servers keep what they have dropped of it so far."""
         if self._controls is not None:
-            strategy = self._strategy
-            methods.check_renewal(strategy.welcome, strategy._codecs().get("downlink"))
+            methods.check_renewal(self._strategy.welcome, self._loan.downlink)
 
     def forget_own(self) -> None:
         """Another party's c_i says nothing of the data here, nor do its steps."""

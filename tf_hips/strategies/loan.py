@@ -22,6 +22,7 @@ import tensorflow as tf
 from tf_hips.comm import primitives
 from tf_hips.errors import ConfigError, ProtocolError
 from tf_hips.ops import registry
+from tf_hips.ops.compressor import Compressor
 from tf_hips.ops.repeats import times_sent
 from tf_hips.strategies.gradients import Gradient, GradientSum, Summing
 
@@ -210,6 +211,11 @@ class Loan:
     def has_server(self) -> bool:
         """Whether there is a server above the party."""
         return self._strategy.has_server
+
+    @property
+    def downlink(self) -> Compressor | None:
+        """How a server encodes what comes down; None: there is none."""
+        return self._strategy._codecs().get("downlink")
 
     @property
     def keeps_step(self) -> bool:
