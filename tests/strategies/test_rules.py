@@ -290,7 +290,7 @@ def test_a_list_of_variables_that_changes_is_named():
 
 
 def test_a_list_of_variables_that_changes_is_gathered_where_rules_only_add_up(caplog):
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", logger="absl")  # others may have made it quiet
     with apart("sum") as strategy:
         train, first, alike, apart_from_it = _lists(strategy)
         train(*first)
