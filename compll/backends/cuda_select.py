@@ -19,7 +19,7 @@ from compll.backends.cuda_reduce import Item
 from compll.backends.cuda_scatter import Scatters
 from compll.backends.cuda_scope import Scope
 from compll.backends.cuda_side import element, most_kept, part_of, reads
-from compll.backends.cuda_sums import Sums, whole_of
+from compll.backends.cuda_sums import Sums, declare_keys, whole_of
 from compll.backends.cuda_top_k import TopK
 from compll.ir import nodes
 from compll.ir.types import BOOL, FLOAT, Type
@@ -331,16 +331,9 @@ class Selections:
         if will_sum:
             self.sums.read_early(scope)
         elements = whole_of(scope, part)
-        place, number = scope.names.fresh("place"), scope.names.fresh("number")
-        found = scope.names.fresh("found")
-        add(
-            f"const int64_t {place} = {scope.c(index)};",
-            f"uint32_t* const keys = call.{keys} + spot.chunk * call.{keys}_room;",
-        )
-        self.lines.open(f"const auto key_at = [&](int64_t {number}) {{")
-        statements, text = scope.element(part, FLOAT, number)
-        add(*statements, f"return {key(text)};")
-        self.lines.close("};")
+        place, found = scope.names.fresh("place"), scope.names.fresh("found")
+        add(f"const int64_t {place} = {scope.c(index)};")
+        declare_keys(scope, part, keys, key)
         self.lines.open(f"pick_made({elements}, {place}, keys, key_at, [&](uint32_t {found}) {{")
         add(
             f"const bool is_there = {place} >= 0 && {place} < {elements};",

@@ -2,13 +2,14 @@
 """The sum of gradient and residual where vectors are kept: which kernel forms it, and who knows."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from compll.backends.cuda_kernels import HERE, Kernels
 from compll.backends.cuda_reads import reads_own, roots_of
 from compll.backends.cuda_scope import Gradient, Scope
 from compll.backends.cuda_side import part_of, reads
 from compll.ir import nodes
+from compll.ir.types import FLOAT
 
 
 class Sums:
@@ -70,3 +71,22 @@ def whole_of(scope: Scope, part: nodes.Elementwise) -> str:
     name = scope.names.fresh("elements")
     scope.lines.add(f"const int64_t {name} = {scope.c(part.size)};")
     return name
+
+
+def declare_keys(
+    scope: Scope, part: nodes.Elementwise, member: str, key: Callable[[str], str]
+) -> None:
+    """Declares where keys of a chunk lie, and a function that makes that of an element.
+
+    Args:
+        scope: of the kernel.
+        part: has the elements.
+        member: of the call, the memory of all chunks.
+        key: C++ for the key of a float.
+    """
+    lines, number = scope.lines, scope.names.fresh("number")
+    lines.add(f"uint32_t* const keys = call.{member} + spot.chunk * call.{member}_room;")
+    lines.open(f"const auto key_at = [&](int64_t {number}) {{")
+    statements, text = scope.element(part, FLOAT, number)
+    lines.add(*statements, f"return {key(text)};")
+    lines.close("};")

@@ -125,6 +125,8 @@ class Sweeps:
         scope.unpack([step.size, *roots])
         elements = scope.names.fresh("elements")
         add(f"const int64_t {elements} = {scope.c(step.size)};")
+        # States are read again, too: new ones, which may be written by now, lie elsewhere
+        # (codec_cuda.h).
         gradient = self._kernels.sum_lines(roots)
         items = reduce_items(scope, reduces, second, third)
         self._kernels.each(scope, step.size, gradient, elements, items)

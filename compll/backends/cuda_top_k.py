@@ -17,7 +17,7 @@ from compll.backends.cuda_kernels import Launch
 from compll.backends.cuda_reads import reads_own
 from compll.backends.cuda_reduce import Item
 from compll.backends.cuda_side import most_kept, part_of
-from compll.backends.cuda_sums import Sums, whole_of
+from compll.backends.cuda_sums import Sums, declare_keys, whole_of
 from compll.ir import nodes
 from compll.ir.types import FLOAT
 
@@ -141,16 +141,10 @@ class TopK:
         kernels.begin("largest", None, is_wide=True)
         scope = kernels.scope()
         scope.unpack([part, part.size, value.count])
-        elements, number = whole_of(scope, part), scope.names.fresh("number")
-        add(
-            f"const int64_t wanted_ = "
-            f"least(maximum<int64_t>({scope.c(value.count)}, 0), {elements});",
-            f"uint32_t* const keys = call.{keys} + spot.chunk * call.{keys}_room;",
-        )
-        self.lines.open(f"const auto key_at = [&](int64_t {number}) {{")
-        statements, text = scope.element(part, FLOAT, number)
-        add(*statements, f"return rank_key({text});")
-        self.lines.close("};")
+        elements = whole_of(scope, part)
+        count = f"least(maximum<int64_t>({scope.c(value.count)}, 0), {elements})"
+        add(f"const int64_t wanted_ = {count};")
+        declare_keys(scope, part, keys, lambda text: f"rank_key({text})")
         add(f"find_largest_of({top}, spot.chunk, {elements}, wanted_, keys, key_at);")
         self.lines.close()
         kernels.end()

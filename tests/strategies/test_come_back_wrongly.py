@@ -212,3 +212,17 @@ def test_how_a_model_is_trained_is_said_alike_in_each_process():
 
     model.compile(Silent(0.1), "mse")
     assert facts_of(model) == {"loss": "mse", "optimizer": "Silent"}
+
+
+def test_a_backup_of_before_has_the_number_alone():
+    import weakref
+
+    import tensorflow as tf
+
+    from tf_hips.strategies.state import _Rounds
+
+    rounds = _Rounds(tf.Variable(7, dtype=tf.int64), [], weakref.WeakKeyDictionary())
+    rounds.deserialize("3")
+    assert rounds.restored == 3
+    rounds.deserialize(rounds.serialize())
+    assert rounds.restored == 7

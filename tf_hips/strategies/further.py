@@ -33,7 +33,7 @@ from tf_hips.strategies import lying
 from tf_hips.strategies.gradients import Gradient, Summing
 from tf_hips.strategies.replicas import FirstSync
 from tf_hips.strategies.rules import unlike
-from tf_hips.strategies.uplink import SlowTier, Uplink, make_tier
+from tf_hips.strategies.uplink import SlowTier, Uplink, make_uplink
 
 if TYPE_CHECKING:
     from tf_hips.strategies.hierarchical_ps import HierarchicalPS
@@ -111,8 +111,7 @@ def summing(strategy: "HierarchicalPS", gradients: Sequence[Gradient], label: st
     up, _ = strategy._for_model(gradients, strategy.above)
     exchange = _Exchange(strategy, welcome, _title(gradients, label))
     site = strategy.config.uplink.site if strategy.config.uplink else ""
-    reducer = make_tier(
-        _Gathered,
+    reducer = make_uplink(
         SlowTier(
             lying.exchanging(strategy, exchange, up, sizes),
             len(welcome.parties),
@@ -124,6 +123,7 @@ def summing(strategy: "HierarchicalPS", gradients: Sequence[Gradient], label: st
         sizes,
         label,
         strategy.make_variable,
+        _Gathered,
     )
     return Summing(reducer, only_float32=True)
 

@@ -53,6 +53,7 @@ def make_uplink(
     sizes: Sequence[int],
     label: str,
     make_variable: MakeVariable,
+    kind: "type[Uplink] | None" = None,
 ) -> Reducer:
     """How one list of gradients is summed over the parties; called eagerly, once per list.
 
@@ -65,23 +66,12 @@ def make_uplink(
         sizes: elements of each gradient.
         label: part of the collectives' names.
         make_variable: makes a non-trainable variable from an initial value and a name.
+        kind: of each stage; None: `Uplink`.
 
     Returns:
         A function of vectors and the number of the round.
     """
-    return make_tier(Uplink, tier, up, down, sizes, label, make_variable)
-
-
-def make_tier(
-    kind: "type[Uplink]",
-    tier: SlowTier,
-    up: Compressor,
-    down: Compressor,
-    sizes: Sequence[int],
-    label: str,
-    make_variable: MakeVariable,
-) -> Reducer:
-    """As `make_uplink`, each stage of which is a `kind`."""
+    stage = Uplink if kind is None else kind
     kept: dict[int, tf.Variable] = {}
     if up.has_state and primitives.rank() == 0:
         kept = {
@@ -93,10 +83,10 @@ def make_tier(
         }
     parts = stages.joint(up, down)
     if len(parts) == 1:
-        return kind(tier, up, down, sizes, label, kept)
+        return stage(tier, up, down, sizes, label, kept)
     return StagedSum(
         [
-            (first, kind(tier, one, other, sizes, f"{label}.stage{place}", kept))
+            (first, stage(tier, one, other, sizes, f"{label}.stage{place}", kept))
             for place, (first, one, other) in enumerate(parts)
         ]
     )

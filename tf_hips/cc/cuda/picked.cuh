@@ -40,13 +40,17 @@ TF_HIPS_INLINE Span span_of(uint32_t low, int32_t bits, const Picked& picked) {
   return {low, last, bits, picked.wanted, picked.inside};
 }
 
-// How many of few keys are larger than one, and how many are the same.
-TF_HIPS_INLINE void count_others(const uint32_t* few, int32_t inside, uint32_t key, int32_t* larger,
-                                 int32_t* same) {
-  for (int k = 0; k < inside; ++k) {
-    *larger += few[k] > key ? 1 : 0;
-    *same += few[k] == key ? 1 : 0;
+// Whether one of few keys is the wanted one of them, counted from the largest; then `equal` becomes
+// which of those with that key it is. All that have it say the same.
+TF_HIPS_INLINE bool is_wanted(const uint32_t* few, const Span& span, uint32_t key, int32_t* equal) {
+  int32_t larger = 0, same = 0;
+  for (int k = 0; k < span.inside; ++k) {
+    larger += few[k] > key ? 1 : 0;
+    same += few[k] == key ? 1 : 0;
   }
+  if (larger >= span.wanted || span.wanted > larger + same) return false;
+  *equal = span.wanted - larger;
+  return true;
 }
 
 // Calls `use` with each of few keys, eight neighbours of a tile by a thread.
@@ -112,13 +116,7 @@ __device__ inline void find_key(const uint32_t* keys, int32_t count, int32_t wan
   TF_HIPS_PHASE(t) {
     if (t < span.inside) {
       const uint32_t own = few[t];
-      int32_t larger = 0, same = 0;
-      count_others(few, span.inside, own, &larger, &same);
-      // All that are the wanted key write the same.
-      if (larger < span.wanted && span.wanted <= larger + same) {
-        *key = own;
-        *equal = span.wanted - larger;
-      }
+      if (is_wanted(few, span, own, equal)) *key = own;
     }
   }
 }
@@ -198,10 +196,8 @@ __device__ __forceinline__ void pick_made(int64_t count, int64_t index, uint32_t
   }
   TF_HIPS_WIDE(t) {
     if (t < span.inside) {
-      int32_t larger = 0, same = 0;
-      count_others(few, span.inside, few[t], &larger, &same);
-      // All that are the wanted key put the same.
-      if (larger < span.wanted && span.wanted <= larger + same) put(few[t]);
+      int32_t equal = 0;
+      if (is_wanted(few, span, few[t], &equal)) put(few[t]);
     }
   }
 }

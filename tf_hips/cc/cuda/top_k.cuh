@@ -230,13 +230,7 @@ __device__ __forceinline__ void find_largest(const TopK& call, int64_t chunk, co
     TF_HIPS_WIDE(t) {
       if (t < span.inside) {
         const uint32_t own = few[t];
-        int32_t larger = 0, same = 0;
-        count_others(few, span.inside, own, &larger, &same);
-        // All that are the wanted key write the same.
-        if (larger < span.wanted && span.wanted <= larger + same) {
-          cut = own;
-          cut_equal = span.wanted - larger;
-        }
+        if (is_wanted(few, span, own, &cut_equal)) cut = own;
       }
     }
     TF_HIPS_WIDE(t) {
