@@ -29,6 +29,7 @@ from tf_hips.ps.disk.journal import Folder, SnapshotWriter
 from tf_hips.ps.rounds.store import Store
 from tf_hips.ps.server.server import Server
 from tf_hips.ps.session.first_sync import FirstSync
+from tf_hips.ps.session.joining import Joining
 from tf_hips.ps.session.session import Session
 
 
@@ -161,7 +162,7 @@ def _lay(*, is_sketched: bool) -> None:
     _before(SnapshotWriter, "finish", "snapshot-whole")
     # The snapshot has its name, and what it replaces is still there.
     _before(Folder, "remove_before", "snapshot-named")
-    _after(Session, "agree_model", "agreeing")
+    _after(Joining, "agree_model", "agreeing")
     _after(FirstSync, "upload", "first-weights")
     _after(Session, "leave", "leaving")
 
