@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from tests.callbacks import test_backup
-from tests.callbacks.test_backup import build, callbacks, data
+from tests.callbacks import resumed
+from tests.callbacks.resumed import build, callbacks, data
 
 pytestmark = [pytest.mark.tf, pytest.mark.heavy, pytest.mark.timeout(180)]
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.tf, pytest.mark.heavy, pytest.mark.timeout(180)]
 def train(model, used, epochs=3):
     """Epochs of one step: all backups are made at their ends."""
     x, y = data()
-    test_backup.train(model, used, epochs, rows={"x": x, "y": y, "batch_size": len(x)})
+    resumed.train(model, used, epochs, rows={"x": x, "y": y, "batch_size": len(x)})
 
 
 def full_for_tensorflow():
@@ -42,12 +42,12 @@ def failing(monkeypatch, home, name, error, times):
 
 
 def homes():
-    from tf_hips.callbacks import backup, folder, snapshot
+    from tf_hips.callbacks import folder, others, snapshot
 
     return {
         "start": folder.BackupFolder,
         "write": snapshot,
-        "write_best_weights": backup.others,
+        "write_best_weights": others,
         "finish": folder.BackupFolder,
     }
 
