@@ -28,7 +28,8 @@ from tests.support.certs import Certificates
 from tf_hips.config import Tls, Uplink
 from tf_hips.errors import ConfigError, PeerError, TfHipsError
 from tf_hips.ps.client.client import Client
-from tf_hips.ps.security import authority
+from tf_hips.ps.security import authority, tls
+from tf_hips.ps.security.diagnosis import diagnose
 from tf_hips.ps.security.tls import Identity
 from tf_hips.ps.transport import wire
 
@@ -332,6 +333,30 @@ def test_unreadable_files_are_named(certificates: Certificates, tmp_path: Path) 
     ]:
         with pytest.raises(ConfigError, match=text):
             Client(Uplink("127.0.0.1:5", "a", bad), "local", 1)
+
+
+def test_nobody_is_asked_for_a_passphrase(certificates: Certificates, tmp_path: Path) -> None:
+    """A server that is started by a person would wait for one in the middle of a handshake."""
+    serialization = pytest.importorskip("cryptography.hazmat.primitives.serialization")
+    good = certificates.party("a")
+    key = serialization.load_pem_private_key(Path(good.key).read_bytes(), None)
+    locked = tmp_path / "locked.key"
+    locked.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"word"),
+        )
+    )
+    bad = Tls(good.authority, good.certificate, str(locked))
+    text = f"the key {locked} must have no passphrase: nobody is asked for one"
+    with pytest.raises(ConfigError, match=text):
+        tls.check_pair(bad)
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        port = there.getsockname()[1]
+        found = diagnose("127.0.0.1", port, bad, tls.server_name("global-server"))
+    assert not found.may_pass
+    assert text in found.text
 
 
 def test_without_cryptography_the_extra_is_named(
