@@ -22,9 +22,8 @@ from tf_hips.callbacks.peers import Peers
 
 Trouble = list[str]  # its kind, and what is said
 
-# What a disk says that is full or fails; NumPy says nothing where it could write a part only.
-_OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, None)
-_OF_TENSORFLOW = (errno.ENOSPC, errno.EDQUOT)
+# What a disk says that is full or fails; Linux lets one that has failed be read only.
+_OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 
 class Writing:
@@ -143,10 +142,14 @@ def _attempt(action: Callable[[], Any]) -> tuple[Any, Trouble | None]:
     except (FileNotFoundError, ConnectionError):
         raise  # the wrong folder, or another process
     except OSError as error:
-        if error.errno not in _OF_DISKS:
+        # NumPy gives no number where it could write a part only.
+        if error.errno not in (*_OF_DISKS, None):
             raise
         return None, [errno.errorcode.get(error.errno or 0, type(error).__name__), str(error)]
-    except tf.errors.ResourceExhaustedError as error:  # where TensorFlow writes; or of memory
-        if not any(os.strerror(number) in error.message for number in _OF_TENSORFLOW):
+    except tf.errors.OpError as error:  # where TensorFlow writes; one class is of memory, too
+        # Keras would take some of these classes for the end of the data.
+        told = (number for number in _OF_DISKS if os.strerror(number) in error.message)
+        number = next(told, None)
+        if number is None:
             raise
-        return None, [errno.errorcode[errno.ENOSPC], error.message]
+        return None, [errno.errorcode[number], error.message]
