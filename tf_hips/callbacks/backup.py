@@ -31,7 +31,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_hips import log
-from tf_hips.callbacks import optimizers, others, resuming, snapshot
+from tf_hips.callbacks import optimizers, others, resuming, seals, snapshot
 from tf_hips.callbacks.changes import changes
 from tf_hips.callbacks.choosing import Choice
 from tf_hips.callbacks.folder import Backup, BackupFolder, damaged, read_json, sync
@@ -357,6 +357,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             tf.train.Checkpoint(state=state).write(str(draft / f"rank-{rank}.strategy"))
         history = getattr(self.model, "history", None)
         told: dict[str, Any] = {"callbacks": others.remembered(self._others)}
+        told |= seals.of_files(draft, rank)
         if history is not None:
             told |= {"epoch": history.epoch, "history": history.history}
         (draft / f"rank-{rank}.json").write_text(
@@ -385,7 +386,7 @@ class BackupAndRestore(keras.callbacks.Callback):
     # Restoring.
 
     def _check(self, backup: Backup) -> None:
-        """Raises where `backup` is of another run."""
+        """Raises where `backup` is of another run, or parts of it are."""
         meta = meta_of(self._folder, backup)
         if meta["format"] != _FORMAT:
             raise ValueError(
@@ -405,6 +406,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         if told:
             raise ValueError(self._other_run("; ".join(told)))
         self._entries(meta, metrics=False)
+        seals.check(self._folder.place(backup), self._peers.rank, meta)
 
     def _other_facts(self, backup: Backup, meta: dict[str, Any]) -> list[str]:
         """What is different from when a backup was made, in words."""

@@ -16,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_hips import log
+from tf_hips.callbacks import seals
 from tf_hips.callbacks.folder import Backup, BackupFolder
 from tf_hips.callbacks.handover import META
 from tf_hips.callbacks.peers import Peers
@@ -81,7 +82,8 @@ class Writing:
 
         def finish() -> None:
             self._check_shared(draft)
-            (draft / META).write_text(json.dumps(meta), encoding="utf-8")
+            told = meta | seals.of_ranks(draft, peers.size)
+            (draft / META).write_text(json.dumps(told), encoding="utf-8")
             folder.finish(backup)
 
         def close() -> tuple[Trouble | None, bool]:
