@@ -335,6 +335,40 @@ def test_unreadable_files_are_named(certificates: Certificates, tmp_path: Path) 
             Client(Uplink("127.0.0.1:5", "a", bad), "local", 1)
 
 
+def test_files_as_editors_of_other_systems_leave_them(
+    certificates: Certificates, tmp_path: Path
+) -> None:
+    def edited(identity: Tls, folder: Path) -> Tls:
+        folder.mkdir()
+        for name in ("authority", "certificate", "key"):
+            text = Path(getattr(identity, name)).read_bytes().replace(b"\n", b"\r\n")
+            (folder / name).write_bytes(b"\xef\xbb\xbf" + text)
+        return Tls(*(str(folder / name) for name in ("authority", "certificate", "key")))
+
+    with serving(certificates, tls=edited(certificates.server(), tmp_path / "hub")) as server:
+        members = [
+            Party(server.address, site, edited(certificates.party(site), tmp_path / site))
+            for site in SITES
+        ]
+        try:
+            together(*(member.join for member in members))
+        finally:
+            for member in members:
+                member.client.close()
+
+
+def test_keys_that_grpc_does_not_know_are_no_matter_of_the_address(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strange = grpc.ssl_server_credentials([(b"no key", b"no certificate")])
+    monkeypatch.setattr(tls, "server_credentials", lambda *_: strange)
+    with (
+        pytest.raises(ConfigError, match="must be of a kind that gRPC knows, RSA or P-256"),
+        serving(certificates),
+    ):
+        pass
+
+
 def test_nobody_is_asked_for_a_passphrase(certificates: Certificates, tmp_path: Path) -> None:
     """A server that is started by a person would wait for one in the middle of a handshake."""
     serialization = pytest.importorskip("cryptography.hazmat.primitives.serialization")

@@ -29,6 +29,8 @@ CHILD_ROLE = "party"
 OPERATOR_ROLE = "operator"
 PARTY_SERVER_ROLE = "server"
 
+_BEGIN = b"-----BEGIN"
+
 _Made = TypeVar("_Made")
 
 
@@ -75,11 +77,12 @@ def read(tls: Tls) -> tuple[bytes, bytes, bytes]:
             raise ConfigError(
                 f"`tls.{key}`: the file {path} cannot be read: {error.strerror}."
             ) from error
-        if b"-----BEGIN" not in text:
+        begin = text.find(_BEGIN)
+        if begin < 0:
             raise ConfigError(
                 f"`tls.{key}`: the file {path} must be PEM. It holds no `-----BEGIN`."
             )
-        texts.append(text)
+        texts.append(text[begin:])  # gRPC bears no mark of an editor before it, and OpenSSL does
     return texts[0], texts[1], texts[2]
 
 
