@@ -43,17 +43,23 @@ def check(place: Path, rank: int, meta: Mapping[str, Any]) -> None:
         meta: what rank 0 has said.
 
     Raises:
-        ConfigError: a file is another one, or damaged.
-        FileNotFoundError: one is not there.
+        ConfigError: a file is another one, damaged, or not there.
     """
     if _RANKS not in meta:
         return
     path = place / f"rank-{rank}.json"
-    if _digest(path) != meta[_RANKS][rank]:
-        raise damaged(path, "it is not of this backup")
+    _compare(path, meta[_RANKS][rank])
     for name, digest in read_json(path)[_FILES].items():
-        if _digest(place / name) != digest:
-            raise damaged(place / name, "it is not of this backup")
+        _compare(place / name, digest)
+
+
+def _compare(path: Path, digest: str) -> None:
+    try:
+        found = _digest(path)
+    except FileNotFoundError as error:
+        raise damaged(path, "it is not there") from error
+    if found != digest:
+        raise damaged(path, "it is not of this backup")
 
 
 def _digest(path: Path) -> str:
