@@ -170,6 +170,31 @@ def test_a_damaged_backup_is_named_and_the_one_before_goes_on(tmp_path, uninterr
     assert_same(model, history, resumed, train(resumed, callbacks(tmp_path)[1]))
 
 
+@pytest.mark.parametrize(
+    ("copied", "told"),
+    [("meta.json", "rank-0.json"), ("rank-0.json", "rank-0.json"), ("shared.*", "shared.index")],
+)
+def test_parts_of_another_runs_backup_are_refused(tmp_path, copied, told):
+    """Each file is whole, and both backups have one name."""
+    from tf_hips.errors import ConfigError
+
+    found = []
+    for rate in (0.1, 0.2):
+        folder = tmp_path / str(rate)
+        model, (_, used) = build(), callbacks(folder, stop_at=(1, 4), save_freq=8)
+        model.optimizer.learning_rate = rate
+        with pytest.raises(Stop):
+            train(model, used)
+        found += folder.iterdir()
+    first, second = found
+    assert first.name == second.name
+    for path in first.glob(copied):
+        shutil.copy(path, second)
+    text = rf"{second}/{told}, damaged \(it is not of this backup\)"
+    with pytest.raises(ConfigError, match=text):
+        train(build(), callbacks(second.parent)[1])
+
+
 def flipped(content):
     middle = len(content) // 2
     return content[:middle] + bytes([content[middle] ^ 0xFF]) + content[middle + 1 :]

@@ -233,11 +233,18 @@ class BackupAndRestore(keras.callbacks.Callback):
             return
         self._folder.note_over()
         if self._peers.backups is None:
-            self._peers.on_first(lambda: self._clear(self._folder.clear))
+            self._peers.on_first(self._clear_now)
         elif self._peers.rank == 0:
             self._folder.keep()
             # Not what a later `fit` has left there, which begins by clearing what is kept.
             self._peers.backups.when_left(lambda: self._clear(self._folder.clear_kept))
+
+    def _clear_now(self) -> None:
+        try:
+            self._clear(self._folder.clear)
+        except OSError as error:  # all that was trained is there
+            self._folder.keep()  # a later `fit` of this process deletes them, or says why not
+            log.warning("The backups of a `fit` that is over are still there: %s", error)
 
     def _clear(self, clear: Callable[[], None]) -> None:
         clear()

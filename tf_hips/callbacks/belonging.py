@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from tf_hips import log
-from tf_hips.callbacks import optimizers, snapshot
+from tf_hips.callbacks import optimizers, seals, snapshot
 from tf_hips.callbacks.changes import changes
 from tf_hips.callbacks.folder import Backup, BackupFolder
 from tf_hips.callbacks.handover import meta_of
@@ -54,7 +54,12 @@ class Belonging:
         }
 
     def check(self, backup: Backup) -> None:
-        """Raises ValueError where `backup` is of another run; makes the slots that it has."""
+        """Looks whether `backup` is of this run, and makes the slots that it has.
+
+        Raises:
+            ValueError: it is of another run.
+            ConfigError: parts of it are, or are damaged.
+        """
         meta = meta_of(self._folder, backup)
         if meta["format"] != _FORMAT:
             raise ValueError(
@@ -74,6 +79,7 @@ class Belonging:
         if told:
             raise ValueError(self._other_run("; ".join(told)))
         self.entries(meta, metrics=False)
+        seals.check(self._folder.place(backup), self._peers.rank, meta)
 
     def entries(self, meta: dict[str, Any], *, metrics: bool) -> list[Entry]:
         """Variables that a backup has values for. Metrics come last: without them it is a prefix.

@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_hips import log
-from tf_hips.callbacks import others, snapshot
+from tf_hips.callbacks import others, seals, snapshot
 from tf_hips.callbacks.belonging import Belonging
 from tf_hips.callbacks.folder import Backup, BackupFolder, damaged, read_json, sync
 from tf_hips.callbacks.handover import IS_OF_OTHERS, meta_of
@@ -168,6 +168,7 @@ class Contents:
             tf.train.Checkpoint(state=state).write(str(draft / f"rank-{rank}.strategy"))
         history = getattr(self._model, "history", None)
         told: dict[str, Any] = {"callbacks": others.remembered(self._callbacks)}
+        told |= seals.of_files(draft, rank)
         if history is not None:
             told |= {"epoch": history.epoch, "history": history.history}
         (draft / f"rank-{rank}.json").write_text(
