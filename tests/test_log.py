@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages and events of one process; what reads them has tests of its own."""
 
+import json
 import logging
+from pathlib import Path
 
 import pytest
 
@@ -28,3 +30,42 @@ def test_words_of_others_neither_steer_a_terminal_nor_look_like_a_message(
 def test_a_text_of_lines_stays_readable() -> None:
     assert log.printable_lines("one\ntwo") == "one\n    two"
     assert log.printable("one\ntwo\t3") == "one two 3"
+
+
+def test_a_clock_that_is_set_back_changes_no_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a machine that begins with a clock that is ahead, until it has heard the right time."""
+    seconds = iter((7190.0, 7200.0, 20.0, 21.0, 32.0, 40.0))
+    monkeypatch.setattr(log.time, "time_ns", lambda: int(next(seconds) * 1e9))
+    for site, names in (("a", ("joined", "x", "set right", "left", "result")), ("b", ("other",))):
+        events = log.EventLog(tmp_path, run="job", role="worker", site=site, rank=0)
+        for name in names:
+            events.write(name)
+        events.close()
+    found = log.read_events(tmp_path)
+    names = ["joined", "x", "set right", "left", "result", "other"]
+    assert [one["event"] for one in found] == names
+    at_us = [one["time_us"] for one in found]
+    assert at_us[:3] == [9_999_999, 19_999_999, 20_000_000]
+    assert at_us[3:] == [21_000_000, 32_000_000, 40_000_000]
+
+
+def test_a_clock_that_was_ahead_for_a_moment_moves_nothing_else(tmp_path: Path) -> None:
+    with (tmp_path / "worker-a-0.jsonl").open("w") as file:
+        for second in (10, 11, 10**9, 12, 12.5, 12.2, 13):
+            line = {"time_us": int(second * 10**6), "run": "job", "role": "worker", "site": "a"}
+            file.write(json.dumps({**line, "rank": 0, "event": "x", "at": second}) + "\n")
+    found = log.read_events(tmp_path)
+    # Threads that have waited for the disk are told by their times.
+    assert [one["at"] for one in found] == [10, 11, 10**9, 12, 12.2, 12.5, 13]
+    assert found[2]["time_us"] == 11_999_999
+
+
+def test_processes_in_one_file_have_clocks_of_their_own(tmp_path: Path) -> None:
+    """As where somebody has joined the files of a run."""
+    for site, second in (("a", 100), ("b", 10), ("a", 101), ("b", 11)):
+        line = {"time_us": second * 10**6, "run": "job", "role": "worker", "site": site, "rank": 0}
+        with (tmp_path / "all.jsonl").open("a") as file:
+            file.write(json.dumps({**line, "event": "x"}) + "\n")
+    assert [one["time_us"] // 10**6 for one in log.read_events(tmp_path)] == [10, 11, 100, 101]

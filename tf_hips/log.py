@@ -25,10 +25,15 @@ from absl import logging
 
 # What a clock goes back by reading it twice, at most; more is a clock that was set.
 _SAME_US = 1000
+# By how much an event in a file may be before those that stand before it: events of threads that
+# have waited for the disk. By more, the clock was set back.
+_LATE_US = 1_000_000
 # Events of `write_later` that may wait for the disk.
 _MOST_WAITING = 10_000
 # Seconds that the end of a process waits for them.
 _SETTLE_S = 5.0
+# Seconds from a write that has failed to the next one.
+_TRY_AGAIN_S = 30.0
 
 Event = Mapping[str, Any]
 """One of a log, as it is read: JSON values by name."""
@@ -100,7 +105,7 @@ class EventLog:
         self._lock = threading.Lock()
         self._clock = threading.Lock()
         self._last_us = 0
-        self._file: IO[str] | None = None
+        self._lines: _Lines | None = None
         self._news = threading.Condition()
         self._waiting: collections.deque[dict[str, Any]] = collections.deque()
         self._writer: threading.Thread | None = None
@@ -110,9 +115,7 @@ class EventLog:
             path = Path(folder)
             path.mkdir(parents=True, exist_ok=True)
             path /= f"{role}-{site}-{rank}.jsonl"
-            self._file = path.open("a", encoding="utf-8")
-            if not _ends_a_line(path):
-                self._file.write("\n")
+            self._lines = _Lines(path)
 
     def listen(self, listener: Listener) -> None:
         """Has `listener` called with the name and the values of each event, by whoever writes it.
@@ -124,7 +127,8 @@ class EventLog:
     def write(self, event: str, **values: Any) -> None:
         """Writes one event with `values`, which must be JSON values.
 
-        A disk that is full ends no run: there is a warning, and later events are dropped.
+        A disk that is full ends no run: there is a warning, events are dropped until there is room
+        again, and the next one says how many (`dropped`).
         """
         self._tell(event, values)
         self._append(self._record(event, values))
@@ -136,7 +140,7 @@ class EventLog:
         10,000; later ones are dropped, and the next one that is kept says how many (`dropped`).
         """
         self._tell(event, values)
-        if self._file is None:
+        if self._lines is None:
             return
         record = self._record(event, values)
         with self._news:
@@ -162,9 +166,9 @@ class EventLog:
         """Closes the file; later events are dropped."""
         self.settle()
         with self._lock:
-            file, self._file = self._file, None
-            if file is not None:
-                file.close()
+            lines, self._lines = self._lines, None
+            if lines is not None:
+                lines.close()
         with self._news:
             self._news.notify_all()
 
@@ -181,23 +185,14 @@ class EventLog:
 
     def _append(self, record: dict[str, Any]) -> None:
         with self._lock:
-            file = self._file
-            if file is None:
-                return
-            try:
-                file.write(_text(record) + "\n")
-                file.flush()
-            except OSError as failure:
-                self._file = None
-                with contextlib.suppress(OSError):
-                    file.close()
-                warning("Events are no longer written to %s: %s", file.name, failure)
+            if self._lines is not None:
+                self._lines.write(record)
 
     def _write_waiting(self) -> None:
         """Writes what waits, until the file is closed."""
         while True:
             with self._news:
-                self._news.wait_for(lambda: self._waiting or self._file is None)
+                self._news.wait_for(lambda: self._waiting or self._lines is None)
                 if not self._waiting:
                     return
                 record = self._waiting[0]
@@ -205,6 +200,60 @@ class EventLog:
             with self._news:
                 self._waiting.popleft()
                 self._news.notify_all()
+
+
+class _Lines:
+    """A file that records are appended to, on a disk that may be full for a while.
+
+    Not thread-safe.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Opens it.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        self._path = path
+        self._file: IO[str] | None = self._open()
+        self._tries_at = 0.0  # of `time.monotonic`, where it is closed
+        self._num_lost = 0
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Writes a record, unless the disk does not take it, or has not a moment ago."""
+        if self._file is None and time.monotonic() < self._tries_at:
+            self._num_lost += 1
+            return
+        if self._num_lost:
+            record = {**record, "dropped": record.get("dropped", 0) + self._num_lost}
+        try:
+            if self._file is None:
+                self._file = self._open()
+            self._file.write(_text(record) + "\n")
+            self._file.flush()
+        except OSError as failure:
+            if not self._num_lost:
+                warning("Events are not written to %s: %s", self._path, failure)
+            self._num_lost += 1
+            self._tries_at = time.monotonic() + _TRY_AGAIN_S
+            self.close()
+            return
+        if self._num_lost:
+            warning("Events are written to %s again; %d were lost", self._path, self._num_lost)
+            self._num_lost = 0
+
+    def close(self) -> None:
+        """Closes the file; the next write opens it again."""
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):
+                file.close()
+
+    def _open(self) -> IO[str]:
+        file = self._path.open("a", encoding="utf-8")
+        if not _ends_a_line(self._path):
+            file.write("\n")
+        return file
 
 
 def _ends_a_line(path: Path) -> bool:
@@ -220,9 +269,12 @@ def read_events(folder: str | Path) -> list[dict[str, Any]]:
     """All events of all processes and runs under `folder`, in order of time.
 
     A line that a crash or a full disk has cut off is left out, and so is one that is no event.
+    Where the clock of a process was set back, what it wrote before is moved back, to end when the
+    rest begins: the clock that was set is the right one.
     """
-    events = []
+    events: list[dict[str, Any]] = []
     for path in sorted(Path(folder).glob("*.jsonl")):
+        first = len(events)
         # As bytes: what a lost disk has left in one line may be no text.
         with path.open("rb") as lines:
             for line in lines:
@@ -230,7 +282,24 @@ def read_events(folder: str | Path) -> list[dict[str, Any]]:
                     event = json.loads(line, parse_constant=lambda _: None)
                     if _is_event(event):
                         events.append(event)
+        _put_in_order(events[first:])
     return sorted(events, key=lambda event: event["time_us"])
+
+
+def _put_in_order(events: list[dict[str, Any]]) -> None:
+    """Moves back what a process has written in a file before its clock was set back."""
+    # Of each process, as somebody may have joined files: when what follows was written, and by how
+    # much it was moved.
+    known: dict[tuple[str, str, int], tuple[int, int]] = {}
+    for event in reversed(events):
+        process, at_us = (event["role"], event["site"], event["rank"]), event["time_us"]
+        next_us, moved_us = known.get(process, (at_us, 0))
+        if at_us <= next_us + _LATE_US:
+            moved_us = 0
+        elif not moved_us or at_us + moved_us > next_us:
+            moved_us = next_us - 1 - at_us
+        event["time_us"] = at_us + moved_us
+        known[process] = event["time_us"] if moved_us else min(at_us, next_us), moved_us
 
 
 def _text(record: dict[str, Any]) -> str:

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from tests.callbacks import test_backup
-from tests.callbacks.test_backup import build, callbacks, data
+from tests.callbacks import resumed
+from tests.callbacks.resumed import build, callbacks, data
 
 pytestmark = [pytest.mark.tf, pytest.mark.heavy, pytest.mark.timeout(180)]
 
@@ -15,13 +15,37 @@ pytestmark = [pytest.mark.tf, pytest.mark.heavy, pytest.mark.timeout(180)]
 def train(model, used, epochs=3):
     """Epochs of one step: all backups are made at their ends."""
     x, y = data()
-    test_backup.train(model, used, epochs, rows={"x": x, "y": y, "batch_size": len(x)})
+    resumed.train(model, used, epochs, rows={"x": x, "y": y, "batch_size": len(x)})
 
 
 def full_for_tensorflow():
     import tensorflow as tf
 
     return tf.errors.ResourceExhaustedError(None, None, "x.tempstate; No space left on device")
+
+
+def too_large_for_tensorflow():
+    """Keras takes errors of this class for the end of the data."""
+    import tensorflow as tf
+
+    return tf.errors.OutOfRangeError(None, None, "x.tempstate; File too large")
+
+
+def broken_for_tensorflow():
+    import tensorflow as tf
+
+    return tf.errors.UnknownError(None, None, "x.tempstate; Input/output error")
+
+
+def read_only_for_tensorflow():
+    import tensorflow as tf
+
+    return tf.errors.PermissionDeniedError(None, None, "x_temp; Read-only file system")
+
+
+def read_only():
+    """As Linux leaves a disk that has failed."""
+    return OSError(errno.EROFS, "Read-only file system", "x")
 
 
 def full():
@@ -42,12 +66,12 @@ def failing(monkeypatch, home, name, error, times):
 
 
 def homes():
-    from tf_hips.callbacks import backup, folder, snapshot
+    from tf_hips.callbacks import folder, others, snapshot
 
     return {
         "start": folder.BackupFolder,
         "write": snapshot,
-        "write_best_weights": backup.others,
+        "write_best_weights": others,
         "finish": folder.BackupFolder,
     }
 
@@ -62,7 +86,11 @@ def is_told(caplog):
         ("start", full, (2, 3)),
         ("write_best_weights", full, (2, 3)),
         ("finish", full, (2, 3)),
+        ("start", read_only, (2, 3)),
         ("write", full_for_tensorflow, (3, 5)),  # of two files in a backup
+        ("write", too_large_for_tensorflow, (3, 5)),
+        ("write", broken_for_tensorflow, (3, 5)),
+        ("write", read_only_for_tensorflow, (3, 5)),
     ],
 )
 def test_a_full_disk_ends_no_training(tmp_path, monkeypatch, caplog, name, error, times):
@@ -72,6 +100,14 @@ def test_a_full_disk_ends_no_training(tmp_path, monkeypatch, caplog, name, error
     assert len(steps) == 3
     assert [one.name for one in tmp_path.iterdir()] == ["00000001-epoch-1-step-0"]
     assert is_told(caplog) == 1  # not for each backup
+
+
+def test_a_file_that_is_too_large_is_not_the_end_of_the_data(tmp_path, monkeypatch, caplog):
+    failing(monkeypatch, homes()["write"], "write", too_large_for_tensorflow, (1,))
+    steps, used = callbacks(tmp_path, save_freq=2)
+    resumed.train(build(), used, epochs=1)
+    assert steps == [(0, step) for step in range(resumed.STEPS)]
+    assert is_told(caplog) == 1
 
 
 def test_a_disk_that_has_room_again_gets_the_next_backup(tmp_path, monkeypatch, caplog):
@@ -89,6 +125,22 @@ def test_a_disk_that_cannot_delete_keeps_the_backup_and_says_so(tmp_path, monkey
     assert "00000003-epoch-3-step-0" in [one.name for one in tmp_path.iterdir()]
     assert is_told(caplog) == 0
     assert any("The backup is whole" in one for one in caplog.messages)
+
+
+def test_a_disk_that_deletes_nothing_more_spoils_no_training_that_is_over(
+    tmp_path, monkeypatch, caplog
+):
+    from tf_hips.callbacks import folder
+
+    failing(monkeypatch, folder.BackupFolder, "clear", read_only, (1,))
+    steps, used = callbacks(tmp_path, keep=1)
+    train(build(), used)
+    assert "The backups of a `fit` that is over are still there: " in caplog.text
+    assert [one.name for one in tmp_path.iterdir()] == ["00000003-epoch-3-step-0"]
+    # Another `fit` of this process is not taken for that one.
+    train(build(), used)
+    assert len(steps) == 6
+    assert not tmp_path.exists()
 
 
 def test_who_may_not_write_is_told_at_once(tmp_path, monkeypatch):

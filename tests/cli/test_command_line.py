@@ -14,7 +14,7 @@ import pytest
 
 from tf_hips import cli, config
 from tf_hips.cli import certs
-from tf_hips.cli.processes import Failure
+from tf_hips.cli.children import Failure
 from tf_hips.ps.session.settings import ServerConfig
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from tf_hips import config
 from tf_hips.cli import party, processes
-from tf_hips.cli.processes import Failure, Job, _Child, _Group
+from tf_hips.cli.children import Child, Failure, Group
+from tf_hips.cli.processes import Job
 
 
 class _Clock:
@@ -22,20 +23,20 @@ class _Clock:
         return self.now
 
 
-def job_of(*children: _Child) -> Job:
+def job_of(*children: Child) -> Job:
     job = Job(out=io.BytesIO(), err=io.BytesIO())
     job._children = list(children)
     return job
 
 
-def ended(role: str, code: int) -> _Child:
+def ended(role: str, code: int) -> Child:
     process: Any = None
-    return _Child(role, process, is_service=False, is_follower=False, code=code, ended_s=5.0)
+    return Child(role, process, is_service=False, is_follower=False, code=code, ended_s=5.0)
 
 
 def test_pauses_before_restarts_double_up_to_half_a_minute() -> None:
     def pause_s(attempt: int) -> float:
-        group = _Group("west", lambda attempt: None, 10**6, only_killed=False, attempt=attempt)
+        group = Group("west", lambda attempt: None, 10**6, only_killed=False, attempt=attempt)
         return group.pause_s()
 
     assert [pause_s(attempt) for attempt in range(1, 8)] == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0]

@@ -18,7 +18,8 @@ from typing import IO, Any
 import pytest
 
 from tests.support.eventually import eventually
-from tf_hips.cli.processes import Failure, Job
+from tf_hips.cli.children import Failure
+from tf_hips.cli.processes import Job
 
 pytestmark = pytest.mark.heavy  # processes start, and are waited for, in each of these
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from tests.cli.test_processes import SLEEP, python
-from tf_hips.cli.processes import Failure, Job
+from tf_hips.cli.children import Failure
+from tf_hips.cli.processes import Job
 
 pytestmark = pytest.mark.heavy  # processes start, and are waited for, in each of these
 

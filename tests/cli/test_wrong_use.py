@@ -11,7 +11,7 @@ import pytest
 
 from tf_hips import cli, config
 from tf_hips.cli import arguments, party, run
-from tf_hips.cli.processes import Failure
+from tf_hips.cli.children import Failure
 from tf_hips.errors import ConfigError
 
 SERVER = ("server", "--parties", "a", "--insecure", "--bind", "127.0.0.1:0")

@@ -288,19 +288,3 @@ def decoded(codec: Reference, body: np.ndarray) -> bytes | str:
     except compll.PacketError as error:
         return str(error)
     return np.where(np.isnan(out), np.float32(np.nan), out).tobytes()
-
-
-def hunt(first: int, count: int) -> None:
-    """Prints what does not survive: python -c "...hunt(0, 10000)"."""
-    import traceback
-
-    accepted = 0
-    for seed in range(first, first + count):
-        text = mutate(random.Random(seed))
-        try:
-            accepted += survives(text.encode("utf-8")) is not None
-        except Exception as error:  # noqa: BLE001
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            where = f"{last.filename.rsplit('/', 1)[-1]}:{last.lineno}"
-            print(f"{seed}: {type(error).__name__} {where}: {str(error)[:150]}")
-    print(f"{accepted} of {count} accepted")

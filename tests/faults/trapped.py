@@ -28,8 +28,6 @@ from tf_hips.ps.disk import durable
 from tf_hips.ps.disk.journal import Folder, SnapshotWriter
 from tf_hips.ps.rounds.store import Store
 from tf_hips.ps.server.server import Server
-from tf_hips.ps.session.first_sync import FirstSync
-from tf_hips.ps.session.session import Session
 
 
 class Trap:
@@ -78,20 +76,6 @@ def _before(owner: type, name: str, place: str) -> None:
         if TRAP.is_hit(place):
             TRAP.spring(place)
         return original(self, *values, **named)
-
-    setattr(owner, name, method)
-
-
-def _after(owner: type, name: str, place: str) -> None:
-    """Holds threads when a method has done all, and its caller has not heard of it."""
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def method(self: Any, *values: Any, **named: Any) -> Any:
-        result = original(self, *values, **named)
-        if TRAP.is_hit(place):
-            TRAP.spring(place)
-        return result
 
     setattr(owner, name, method)
 
@@ -161,9 +145,6 @@ def _lay(*, is_sketched: bool) -> None:
     _before(SnapshotWriter, "finish", "snapshot-whole")
     # The snapshot has its name, and what it replaces is still there.
     _before(Folder, "remove_before", "snapshot-named")
-    _after(Session, "agree_model", "agreeing")
-    _after(FirstSync, "upload", "first-weights")
-    _after(Session, "leave", "leaving")
 
 
 def _archive(folder: Path) -> None:

@@ -37,7 +37,8 @@ from tf_hips.ops import (
 )
 from tf_hips.ops.library import NATIVE_PATH
 from tf_hips.ps.rules import robust as robust_rules
-from tf_hips.ps.session.members import Members, Terms
+from tf_hips.ps.session.joining import described
+from tf_hips.ps.session.members import Terms
 
 pytestmark = [pytest.mark.tf, pytest.mark.timeout(120)]
 
@@ -417,17 +418,17 @@ def test_a_server_finds_what_a_peer_names_by_its_content(mine: Compressor, tmp_p
 def test_a_server_without_the_file_or_a_compiler_says_so_to_the_party(
     mine: Compressor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    members = Members(Terms(("east",), None, None, max_model_bytes=1 << 20))
+    terms = Terms(("east",), None, None, max_model_bytes=1 << 20)
     joining = {"process": "p", "workers": 1, "downlink": "same", "seed": 0}
-    joined = members.describe(compression="mine(2, 1)", **joining)
+    joined = described(terms, None, compression="mine(2, 1)", **joining)
     assert joined.compression == joined.downlink == parse("mine(2, 1)").text
     with pytest.raises(ProtocolError, match=r"unknown to the server.*TF_HIPS_SPECS"):
-        members.describe(compression="mine@0123456789abcdef(2, 1)", **joining)
+        described(terms, None, compression="mine@0123456789abcdef(2, 1)", **joining)
     monkeypatch.setattr(loaded, "_tables", {})
     monkeypatch.setattr(registry, "_loaded", {})
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(ProtocolError, match=r"unknown to the server: a C\+\+ compiler is needed"):
-        members.describe(compression=f"{NAME}(2, 1)", **joining)
+        described(terms, None, compression=f"{NAME}(2, 1)", **joining)
 
 
 def test_a_library_that_was_built_elsewhere_needs_no_compiler(

@@ -51,7 +51,6 @@ class Plainly:
         self.updates = [0] * len(zeros)
         self.seen = [[0] * len(zeros) for _ in sites]
         self.buffered_updates = [0] * len(zeros)
-        self.last_total = [zero.copy() for zero in zeros]
 
     def push(self, child: int, number: int, chunk: int, packet: npt.NDArray[np.uint8]) -> bytes:
         """A packet of one child; the answer."""

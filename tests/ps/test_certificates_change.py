@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Certificates that are revoked, or replaced, while a server and its parties use them."""
 
+import errno
+import os
 import shutil
 import ssl
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -63,6 +66,44 @@ def test_a_list_is_read_and_followed(tmp_path: Path) -> None:
     assert found.find("cd" * 32) is not None
     assert "cannot be read" in told[-1]
     assert len(told) == 8
+
+
+def unreadable(patch: pytest.MonkeyPatch) -> None:
+    """Files are there, and belong to somebody else or find no descriptor that is free."""
+
+    def refused(path: Path, *given: Any, **more: Any) -> Any:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    for name in ("open", "read_bytes"):
+        patch.setattr(Path, name, refused)
+
+
+def test_what_could_not_be_read_is_looked_at_again(
+    certificates: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy gets its owner and its mode when it is there, and no stamp tells of that."""
+    old, new = certificates.party("a"), certificates.party("b")
+    identity = Tls(old.authority, *(str(tmp_path / name) for name in ("pem", "key")))
+    shutil.copy(old.certificate, identity.certificate)
+    shutil.copy(old.key, identity.key)
+    path, told = tmp_path / "revoked.txt", []
+    path.write_text(f"{MARK} party/a 2026-11-22\nend 1\n")
+    renewed, revoked = tls.Renewed(identity, tls.read, told.append), Revocations(path, told.append)
+    before = renewed.get()
+    shutil.copy(new.certificate, identity.certificate)
+    shutil.copy(new.key, identity.key)
+    path.write_text(f"{'cd' * 32} party/b 2026-11-23 stolen\nend 1\n")
+    with monkeypatch.context() as patch:
+        unreadable(patch)
+        for _ in range(3):
+            assert renewed.get() == before
+            assert revoked.find(MARK) is not None
+    assert len(told) == 2
+    assert all("Permission denied" in one for one in told)
+    assert renewed.get() == tls.read(new)
+    assert revoked.find("cd" * 32) is not None
+    assert revoked.find(MARK) is None
+    assert len(told) == 4
 
 
 def test_a_list_must_be_there_and_needs_tls(certificates: Certificates, tmp_path: Path) -> None:

@@ -366,17 +366,22 @@ def test_an_event_log_outlives_a_full_disk_and_a_cut_line(tmp_path: Path) -> Non
     events = log.EventLog(tmp_path, **facts)
     events.write("one")
     path = tmp_path / "server-x-0.jsonl"
-    with open("/dev/full", "w") as full:  # noqa: PTH123 - a device
-        events._file, kept = full, events._file
+    lines = events._lines
+    assert lines is not None
+    lines.close()
+    with open("/dev/full", "w") as lines._file:  # noqa: PTH123 - a device
         events.write("dropped")
         events.write("dropped, too")
-    assert kept is not None
-    kept.close()
+    lines._tries_at = 0.0  # half a minute later there is room
+    events.write("two")
+    events.write("three")
     events.close()
     with path.open("a") as file:
         file.write('{"event": "cut o')
     events = log.EventLog(tmp_path, **facts)
-    events.write("two")
+    events.write("four")
     events.close()
-    assert [event["event"] for event in log.read_events(tmp_path)] == ["one", "two"]
-    assert path.read_text().count("\n") == 3
+    found = log.read_events(tmp_path)
+    assert [event["event"] for event in found] == ["one", "two", "three", "four"]
+    assert [event.get("dropped") for event in found] == [None, 2, None, None]
+    assert path.read_text().count("\n") == 5

@@ -5,7 +5,7 @@ import grpc
 import pytest
 
 from tf_hips.errors import LibraryError, PacketError, TfHipsError, ToleranceError
-from tf_hips.ps.calls.service import Calls
+from tf_hips.ps.calls.entrance import Entrance
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from tf_hips.ps.calls.service import Calls
 def test_every_error_of_ours_is_told(error: TfHipsError, code: grpc.StatusCode) -> None:
     told = []
 
-    class Server(Calls):
+    class Server(Entrance):
         def __init__(self) -> None:
             self._admission = self  # type: ignore[assignment]
 

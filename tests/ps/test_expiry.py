@@ -67,6 +67,11 @@ def test_it_is_told_once_a_day_until_it_is_renewed() -> None:
     watch.look("two", month)
     assert len(told) == 3
     assert len(watch._told) == 1  # what is older than a day is forgotten
+    # A clock that was far ahead, and is set right, has not told for years.
+    for day in (1000, 41):
+        now[0] = day * DAY_S
+        watch.look("ahead", month)
+    assert [name for name, _ in told[3:]] == ["ahead"] * 2
     assert [span(one * DAY_S) for one in (26.9, 1.3, 0.05)] == ["26 days", "31 h", "72 min"]
 
 

@@ -16,14 +16,13 @@ DEADLINE_S = 20.0
 
 def test_a_slow_disk_holds_up_nobody(tmp_path: Path) -> None:
     # What is written to a pipe that nobody reads stands still.
-    pipe = tmp_path / "server-x-0.jsonl"
-    events = log.EventLog(tmp_path, **FACTS)
-    events.close()
-    pipe.unlink()
+    pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    events = log.EventLog(None, **FACTS)
-    events._file = pipe.open("w", encoding="utf-8")
+    events = log.EventLog(tmp_path, **FACTS)
+    assert events._lines is not None
+    events._lines.close()
+    events._lines._file = pipe.open("w", encoding="utf-8")
     try:
         for number in range(200):  # beyond 64 KiB
             events.write_later("closed", number=number, text="x" * 1000)

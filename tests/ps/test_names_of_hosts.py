@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A name server that fails for a while is no end of a run; a name that was never known is."""
 
+import os
 import socket
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -42,6 +45,24 @@ def test_a_name_that_was_never_known_is_told_at_once(monkeypatch: pytest.MonkeyP
     found = diagnosis.diagnose("nowhere.invalid", 1, None, "x", timeout_s=DEADLINE_S)
     assert not found.may_pass
     assert "The host of nowhere.invalid:1 is not known" in found.text
+
+
+@pytest.mark.parametrize("own", [None, "ares"])
+def test_names_are_found_as_the_system_finds_them(own: str | None) -> None:
+    """gRPC's own resolver knows no `hub.local`, and `diagnose` would find the server there."""
+    environment = {key: value for key, value in os.environ.items() if key != "GRPC_DNS_RESOLVER"}
+    if own is not None:
+        environment["GRPC_DNS_RESOLVER"] = own
+    program = "import tf_hips.ps, os; print(os.environ['GRPC_DNS_RESOLVER'])"
+    told = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=DEADLINE_S,
+    )
+    assert told.stdout.split() == [own or "native"]
 
 
 @pytest.mark.parametrize("text", ["::1:7070", "2001:db8::1:7070", "[::1:7070", "::1]:7070"])

@@ -13,7 +13,7 @@ from tests.support.certs import Certificates
 from tests.support.eventually import eventually
 from tf_hips.errors import ENDED
 from tf_hips.ps import rules
-from tf_hips.ps.calls.service import Calls
+from tf_hips.ps.calls.entrance import Entrance
 from tf_hips.ps.session.waiting import STOPPED
 
 pytestmark = pytest.mark.heavy  # servers start in most of these
@@ -98,13 +98,13 @@ def test_a_refused_address_can_be_read(
     warnings: list[str],
 ) -> None:
     with serving(certificates, insecure=True) as server:
-        calls = Calls(
+        entrance = Entrance(
             *(server._config, server._waits, server._admission, server._traffic),
             *(server._events, server),
         )
         context = Context()
         with pytest.raises(RuntimeError, match="ABORTED"):
-            calls._refuse(context, grpc.StatusCode.ABORTED, reason)
+            entrance._refuse(context, grpc.StatusCode.ABORTED, reason)
     assert context.aborted == [reason]
     assert [text for text in messages(caplog) if "Refused" in text] == warnings
 

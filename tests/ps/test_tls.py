@@ -2,6 +2,7 @@
 """Who may call whom: a wrong certificate is refused in one sentence, and the server goes on."""
 
 import contextlib
+import errno
 import os
 import socket
 import ssl
@@ -28,7 +29,8 @@ from tests.support.certs import Certificates
 from tf_hips.config import Tls, Uplink
 from tf_hips.errors import ConfigError, PeerError, TfHipsError
 from tf_hips.ps.client.client import Client
-from tf_hips.ps.security import authority
+from tf_hips.ps.security import authority, tls
+from tf_hips.ps.security.diagnosis import diagnose
 from tf_hips.ps.security.tls import Identity
 from tf_hips.ps.transport import wire
 
@@ -323,6 +325,32 @@ def test_files_of_an_authority_are_on_the_disk_before_their_names(
     authority.revoke(tmp_path, ["party/b"])
 
 
+def test_a_full_disk_leaves_no_part_of_a_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority.make_authority(tmp_path)
+    room = [2]  # for what is noted of the certificate before it is there, and its folder
+    sync = os.fsync
+
+    def full(descriptor: int) -> None:
+        room[0] -= 1
+        if room[0] < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(descriptor)
+
+    monkeypatch.setattr(authority.os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: .*/party-a\.key"):
+        authority.make_certificate("party", "a", folder=tmp_path, authority=tmp_path)
+    assert not [path for path in tmp_path.iterdir() if "party-a" in path.name]
+
+
+def test_an_authority_whose_key_has_a_passphrase_says_so(tmp_path: Path) -> None:
+    authority.make_authority(tmp_path)
+    lock(tmp_path / authority.KEY_FILE, tmp_path / authority.KEY_FILE)
+    with pytest.raises(ConfigError, match="must have no passphrase"):
+        authority.make_certificate("party", "a", folder=tmp_path)
+
+
 def test_unreadable_files_are_named(certificates: Certificates, tmp_path: Path) -> None:
     good = certificates.party("a")
     (tmp_path / "empty").write_text("")
@@ -332,6 +360,68 @@ def test_unreadable_files_are_named(certificates: Certificates, tmp_path: Path) 
     ]:
         with pytest.raises(ConfigError, match=text):
             Client(Uplink("127.0.0.1:5", "a", bad), "local", 1)
+
+
+def test_files_as_editors_of_other_systems_leave_them(
+    certificates: Certificates, tmp_path: Path
+) -> None:
+    def edited(identity: Tls, folder: Path) -> Tls:
+        folder.mkdir()
+        for name in ("authority", "certificate", "key"):
+            text = Path(getattr(identity, name)).read_bytes().replace(b"\n", b"\r\n")
+            (folder / name).write_bytes(b"\xef\xbb\xbf" + text)
+        return Tls(*(str(folder / name) for name in ("authority", "certificate", "key")))
+
+    with serving(certificates, tls=edited(certificates.server(), tmp_path / "hub")) as server:
+        members = [
+            Party(server.address, site, edited(certificates.party(site), tmp_path / site))
+            for site in SITES
+        ]
+        try:
+            together(*(member.join for member in members))
+        finally:
+            for member in members:
+                member.client.close()
+
+
+def test_keys_that_grpc_does_not_know_are_no_matter_of_the_address(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strange = grpc.ssl_server_credentials([(b"no key", b"no certificate")])
+    monkeypatch.setattr(tls, "server_credentials", lambda *_: strange)
+    with (
+        pytest.raises(ConfigError, match="must be of a kind that gRPC knows, RSA or P-256"),
+        serving(certificates),
+    ):
+        pass
+
+
+def lock(key: Path, locked: Path) -> None:
+    """Writes a key once more, with a passphrase."""
+    serialization = pytest.importorskip("cryptography.hazmat.primitives.serialization")
+    found = serialization.load_pem_private_key(key.read_bytes(), None)
+    locked.write_bytes(
+        found.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"word"),
+        )
+    )
+
+
+def test_nobody_is_asked_for_a_passphrase(certificates: Certificates, tmp_path: Path) -> None:
+    """A server that is started by a person would wait for one in the middle of a handshake."""
+    good, locked = certificates.party("a"), tmp_path / "locked.key"
+    lock(Path(good.key), locked)
+    bad = Tls(good.authority, good.certificate, str(locked))
+    text = f"the key {locked} must have no passphrase: nobody is asked for one"
+    with pytest.raises(ConfigError, match=text):
+        tls.check_pair(bad)
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        port = there.getsockname()[1]
+        found = diagnose("127.0.0.1", port, bad, tls.server_name("global-server"))
+    assert not found.may_pass
+    assert text in found.text
 
 
 def test_without_cryptography_the_extra_is_named(

@@ -396,7 +396,6 @@ class Slow:
         self.number = number
         self.may_go_on = threading.Event()
         self.have: list[int] = []
-        self.num_told = 0
 
     def batches(self, chunks: Sequence[int], held: frozenset[int]) -> Iterator[Batch]:
         [batch] = list(self.whole.batches(chunks, held))
@@ -411,7 +410,7 @@ class Slow:
             self.may_go_on.set()
 
     def go_on(self) -> None:
-        self.num_told += 1
+        """Others are sending; this one waits for a packet."""
 
 
 def test_chunks_travel_while_others_are_still_coming_in(certificates: Certificates) -> None:

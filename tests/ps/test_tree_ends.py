@@ -19,7 +19,8 @@ from tf_hips.config import Uplink
 from tf_hips.errors import PeerError, ProtocolError, TfHipsError, is_final
 from tf_hips.ps.client.client import Client
 from tf_hips.ps.server.server import Server
-from tf_hips.ps.session.members import Caller, Members, Terms
+from tf_hips.ps.session.joining import Joining, described
+from tf_hips.ps.session.members import Caller, Terms
 from tf_hips.ps.session.session import Session
 from tf_hips.ps.terms import tree
 
@@ -93,11 +94,11 @@ def test_guards_are_those_of_servers_above_leaves() -> None:
     ):
         with pytest.raises(ProtocolError, match="A guard must be the path of a server"):
             tree.read_guards([wrong], is_leaf=False)
-    members = Members(Terms(("region",), None, None, 1 << 30))
+    terms = Terms(("region",), None, None, 1 << 30)
     leaves = (("west/a", 1), ("b", 1))
 
     def describe(*guards: tree.Guard) -> None:
-        members.describe("p", 2, "fp32", "fp32", 7, leaves=leaves, guards=guards)
+        described(terms, None, "p", 2, "fp32", "fp32", 7, leaves=leaves, guards=guards)
 
     describe(("", None, 1), ("west", "median", None))
     for guard, told in (
@@ -136,16 +137,16 @@ def test_a_party_server_that_ends_while_it_joins_is_not_lost_above(
 ) -> None:
     """The server above has taken it in, and its answer is on the way, when it is stopped."""
     held, released = threading.Event(), threading.Event()
-    join = Session.join
+    join = Joining.join
 
-    def slow(self: Session, caller: Caller, *values: Any, **named: Any) -> Any:
+    def slow(self: Joining, caller: Caller, *values: Any, **named: Any) -> Any:
         answer = join(self, caller, *values, **named)
-        if "west" in self.state.members.terms.parties and caller.child == 0:
+        if "west" in self._members.terms.parties and caller.child == 0:
             held.set()
             assert released.wait(DEADLINE_S)
         return answer
 
-    monkeypatch.setattr(Session, "join", slow)
+    monkeypatch.setattr(Joining, "join", slow)
     try:
         with (
             serving_tree(certificates, MIXED, lost_after_s=600.0) as servers,

@@ -36,7 +36,6 @@ pytestmark = pytest.mark.heavy  # servers are restored at every point
 FP32 = compressors.parse("fp32")
 PATIENCE_S = 10.0
 SECRET = 12
-Op = tuple[str, int, int]  # what, by whom, of which chunk
 
 
 @pytest.fixture(autouse=True)

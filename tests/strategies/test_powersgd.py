@@ -105,7 +105,7 @@ def test_servers_have_no_part_in_it():
     from tf_hips.config import Run
     from tf_hips.errors import ConfigError, ProtocolError
     from tf_hips.ps.server.server import ServerConfig
-    from tf_hips.ps.session.members import Members
+    from tf_hips.ps.session.joining import described
     from tf_hips.ps.session.settings import terms_of
     from tf_hips.strategies import HierarchicalPS
 
@@ -120,6 +120,6 @@ def test_servers_have_no_part_in_it():
     for arguments in ({"compression": TEXT}, {"downlink": TEXT}):
         with pytest.raises(ConfigError, match=r"must make packets.*local_compression"):
             ServerConfig(**server, **arguments)
-    members = Members(terms_of(ServerConfig(**server)))
+    terms = terms_of(ServerConfig(**server))
     with pytest.raises(ProtocolError, match=r"`compression`.*must make packets"):
-        members.describe("process", 1, TEXT, "same", 0)
+        described(terms, None, "process", 1, TEXT, "same", 0)

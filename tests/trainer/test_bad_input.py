@@ -46,9 +46,9 @@ def test_a_folder_that_cannot_be_written_is_one_line(name, alone):
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_run_that_was_stopped_keeps_its_backup_from_another(alone, tmp_path, monkeypatch):
-    from tf_hips.callbacks import backup
+    from tf_hips.callbacks.contents import Contents
 
-    write, calls = backup.BackupAndRestore._write, []
+    write, calls = Contents._write, []
 
     def stop(self, draft, entries, own):
         calls.append(draft)
@@ -56,12 +56,12 @@ def test_a_run_that_was_stopped_keeps_its_backup_from_another(alone, tmp_path, m
             raise RuntimeError("the test stops it")
         write(self, draft, entries, own)
 
-    monkeypatch.setattr(backup.BackupAndRestore, "_write", stop)
+    monkeypatch.setattr(Contents, "_write", stop)
     with pytest.raises(RuntimeError, match="the test stops it"):
         alone(max_steps=6, backup_dir=str(tmp_path))
     [left] = BackupFolder(tmp_path).backups()
     assert left.epoch == 1
-    monkeypatch.setattr(backup.BackupAndRestore, "_write", write)
+    monkeypatch.setattr(Contents, "_write", write)
     with pytest.raises(ConfigError, match=r"^--backup-dir: .*another") as caught:
         alone(max_steps=6, backup_dir=str(tmp_path), network="simplenet")
     assert "\n" not in str(caught.value)
@@ -83,8 +83,7 @@ def test_the_command_says_one_line(words):
     what = ["train", "-n", "lenet", "-dt", "digits", "--max-steps", "2", "--cpu", *words]
     mode = [] if "--rule" in words else ["-m", "local"]
     # What is known at once ends with 2, without TensorFlow.
-    code = 1 if "--backup-dir" in words else 2
-    text = told(*what, *mode, code=code, CUDA_VISIBLE_DEVICES="-1", TF_CPP_MIN_LOG_LEVEL="3")
+    text = told(*what, *mode, code=2, CUDA_VISIBLE_DEVICES="-1", TF_CPP_MIN_LOG_LEVEL="3")
     lines = [line for line in text.splitlines() if not line.startswith(("WARNING", "I0", "W0"))]
     assert len([line for line in lines if line.startswith("tf-hips train: error: ")]) == 1
     assert "Traceback" not in text

@@ -392,7 +392,9 @@ def test_every_mode_with_local_steps_learns(tmp_path, mode, launcher, steps):
     [run] = runs.read(tmp_path / "events")
     assert run.accuracy > 0.5, output
     if steps is not None:
-        for one in rounds_of(tmp_path / "events").values():
+        made = rounds_of(tmp_path / "events")
+        assert made
+        for one in made.values():
             assert set(one[:-1]) == {steps}
 
 

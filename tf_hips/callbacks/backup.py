@@ -2,15 +2,10 @@
 """`BackupAndRestore`: a run that is stopped at any moment goes on at the step, bit for bit.
 
 Written together, into one directory for all ranks of a party; of several parties, each has a folder
-of its name in there:
+of its name in there. In it are the files of `contents`, and
 
-    meta.json          what the run must be to go on: workers, compression, seed, model; position,
-                       and how the data count their epochs
-    shared.*           variables that are equal on all ranks, by rank 0
-    rank-<r>.*         variables that are not
-    rank-<r>.strategy.* residuals and numbers of steps of the strategy
-    rank-<r>.json      History so far, and what Keras' callbacks remember
-    best-weights-<n>.* those that an EarlyStopping holds, by rank 0
+    meta.json          what the run must be to go on (`belonging`): workers, compression, seed,
+                       model; position, and how the data count their epochs
 
 Restored in two parts: all of it before the first epoch; and in the middle of an epoch once more
 after callbacks have begun the epoch, because they and Keras (which resets metrics) have changed
@@ -20,27 +15,23 @@ Invariant: a backup is whole or not seen (see `folder`), and all ranks take up t
 """
 
 import contextlib
-import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
-import tensorflow as tf
 
 from tf_hips import log
-from tf_hips.callbacks import optimizers, others, resuming, snapshot
-from tf_hips.callbacks.changes import changes
+from tf_hips.callbacks import resuming
+from tf_hips.callbacks.belonging import Belonging
 from tf_hips.callbacks.choosing import Choice
-from tf_hips.callbacks.folder import Backup, BackupFolder, damaged, read_json, sync
+from tf_hips.callbacks.contents import Contents
+from tf_hips.callbacks.folder import Backup, BackupFolder
 from tf_hips.callbacks.handover import IS_OF_OTHERS, meta_of
 from tf_hips.callbacks.peers import Peers
-from tf_hips.callbacks.snapshot import Entry
 from tf_hips.callbacks.writing import Writing
 
-_FORMAT = 3
 _ALL, _OWN = "all", "own"  # whose training a backup says that it stopped
 
 
@@ -130,22 +121,22 @@ class BackupAndRestore(keras.callbacks.Callback):
             PeerError: another rank cannot take it up.
         """
         self._forget()
-        self._fit = 1 + self._folder.num_over
-        # Before the first step: steps and callbacks may freeze layers, each time alike.
-        self._trainable = snapshot.trainable(self.model) if self.model.built else None
+        belonging = Belonging(self.model, self._peers, self._folder, self.params or {})
+        self._belonging = belonging
+        self._contents = Contents(self.model, self._peers, self._folder, belonging, self._others)
         resuming.begin_anew(self.model)
         self._probe()
         num_steps = (self.params or {}).get("steps")
         has_run = self._peers.backups is not None
         first_epoch = resuming.initial_epoch(self.model) if has_run else 0
-        choice = Choice(self._peers, self._folder, self._check, num_steps, first_epoch)
+        choice = Choice(self._peers, self._folder, belonging.check, num_steps, first_epoch)
         backup = choice.backup()
         self._is_back = choice.is_back
         self._offer(self._folder.newest)
         if backup is None:
             return
-        self._peers.together(lambda: self._check(backup))
-        self._restore(backup)
+        self._peers.together(lambda: belonging.check(backup))
+        self._contents.restore(backup, is_back=choice.is_back)
         self._resumed = backup
         self._next_epoch = backup.epoch
         meta = meta_of(self._folder, backup)
@@ -182,7 +173,7 @@ class BackupAndRestore(keras.callbacks.Callback):
                 self.model,
                 epoch,
                 backup.step,
-                lambda batch: self._restore_again(backup, batch),
+                lambda batch: self._contents.restore_again(backup, batch),
                 is_over=self._had_stopped,
                 is_of_others=bool(meta_of(self._folder, backup).get(IS_OF_OTHERS)),
             )
@@ -242,11 +233,18 @@ class BackupAndRestore(keras.callbacks.Callback):
             return
         self._folder.note_over()
         if self._peers.backups is None:
-            self._peers.on_first(lambda: self._clear(self._folder.clear))
+            self._peers.on_first(self._clear_now)
         elif self._peers.rank == 0:
             self._folder.keep()
             # Not what a later `fit` has left there, which begins by clearing what is kept.
             self._peers.backups.when_left(lambda: self._clear(self._folder.clear_kept))
+
+    def _clear_now(self) -> None:
+        try:
+            self._clear(self._folder.clear)
+        except OSError as error:  # all that was trained is there
+            self._folder.keep()  # a later `fit` of this process deletes them, or says why not
+            log.warning("The backups of a `fit` that is over are still there: %s", error)
 
     def _clear(self, clear: Callable[[], None]) -> None:
         clear()
@@ -277,37 +275,25 @@ class BackupAndRestore(keras.callbacks.Callback):
             if self._peers.rank == 0:
                 self._folder.drop_probe(name)
 
-    # Saving.
-
     def _save(self, epoch: int, step: int) -> None:
         """Writes one backup, unless the disk does not take it; called on all ranks."""
         peers = self._peers
-        has_seed = snapshot.global_seed_generator() is not None
-        entries = snapshot.entries(self.model, metrics=step > 0, seed=has_seed)
-        trained = snapshot.trained_by_each(self.model)
-        own = self._own(entries)
+        told, fill = self._contents.choose(metrics=step > 0)
         place = None if peers.backups is None else peers.backups.place()
         data_offset = None
         if peers.strategy is not None:
             data_offset = resuming.data_offset(self.model, self._epoch)
         meta = {
-            "format": _FORMAT,
-            "facts": self._facts(),
-            "entries": [entry.kind for entry in entries],
-            "own": own,
-            "trained": trained,
-            "steps_per_epoch": (self.params or {}).get("steps"),
+            **self._belonging.told(),
+            **told,
             "data_offset": data_offset,
             "place": place,
-            "fit": self._fit,
             "stops": self._who_stops(),
-            "trainable": self._trainable,
-            "optimizer": self._optimizers(),
         }
         self._writing.write(
             epoch,
             step,
-            lambda draft: self._write(draft, entries, own),
+            fill,
             meta,
             keep=self._keep,
             # Lists of gradients that come later may still read what was taken up.
@@ -321,232 +307,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         loan = None if self._peers.strategy is None else self._peers.strategy.loan
         return _ALL if loan is None or loan.is_over else _OWN
 
-    def _own(self, entries: list[Entry]) -> list[int]:
-        """Which variables differ between ranks."""
-        if self._peers.size == 1:
-            return []
-        everyone = self._peers.gather(
-            [[entry.kind for entry in entries], snapshot.digests(entries)]
-        )
-        for rank, (kinds, _) in enumerate(everyone):
-            told = snapshot.first_difference(everyone[0][0], kinds, "on rank 0")
-            if told is not None:
-                raise ValueError(
-                    f"All ranks must have the same variables. Received: on rank {rank}, {told}"
-                )
-        columns = zip(*(values for _, values in everyone), strict=True)
-        return [place for place, values in enumerate(columns) if len(set(values)) > 1]
-
-    def _write(self, draft: Path, entries: list[Entry], own: list[int]) -> None:
-        rank = self._peers.rank
-        draft.mkdir(parents=True, exist_ok=True)  # a remote file system may not show it yet
-        if rank == 0:
-            chosen = [entry for place, entry in enumerate(entries) if place not in set(own)]
-            snapshot.write(draft / "shared", chosen)
-            others.write_best_weights(draft, self._others)
-        snapshot.write(draft / f"rank-{rank}", [entries[place] for place in own])
-        if self._peers.strategy is not None:
-            state = self._peers.strategy.state.of_model(self.model)
-            tf.train.Checkpoint(state=state).write(str(draft / f"rank-{rank}.strategy"))
-        history = getattr(self.model, "history", None)
-        told: dict[str, Any] = {"callbacks": others.remembered(self._others)}
-        if history is not None:
-            told |= {"epoch": history.epoch, "history": history.history}
-        (draft / f"rank-{rank}.json").write_text(
-            json.dumps(told, default=lambda value: np.asarray(value).tolist()), encoding="utf-8"
-        )
-        for path in draft.glob(f"rank-{rank}.*"):
-            sync(path)
-
-    def _facts(self) -> dict[str, Any]:
-        """What must be equal where a backup is taken up."""
-        facts: dict[str, Any] = {}
-        if self._peers.strategy is not None:
-            facts = self._peers.strategy.state.facts()
-            facts.pop("rank", None)  # told by the names of the files
-            # Orders of data and noise of layers are functions of it, whatever the compression.
-            facts["seed"] = self._peers.strategy.config.seed
-        return {
-            **facts,
-            "number of workers": self.model.distribute_strategy.num_replicas_in_sync,
-            "number of ranks": self._peers.size,
-        }
-
-    def _optimizers(self) -> str:
-        return ", ".join(optimizers.name(one) for one in optimizers.optimizers_of(self.model))
-
-    # Restoring.
-
-    def _check(self, backup: Backup) -> None:
-        """Raises where `backup` is of another run."""
-        meta = meta_of(self._folder, backup)
-        if meta["format"] != _FORMAT:
-            raise ValueError(
-                f"A backup must have format {_FORMAT}. Received: format {meta['format']} in "
-                f"{self._folder.place(backup)}"
-            )
-        told = self._other_facts(backup, meta)
-        if not told and not self.model.built:
-            raise ValueError(
-                f"The model `{self.model.name}` must be built before `fit` to take up a "
-                "backup: call it on a batch, or give its first layer a shape. Received: a "
-                "model without weights"
-            )
-        if not told:
-            snapshot.build_optimizers(self.model, meta["trained"])
-            told = changes({"optimizer": self._optimizers()}, {"optimizer": meta["optimizer"]})
-        if told:
-            raise ValueError(self._other_run("; ".join(told)))
-        self._entries(meta, metrics=False)
-
-    def _other_facts(self, backup: Backup, meta: dict[str, Any]) -> list[str]:
-        """What is different from when a backup was made, in words."""
-        told = changes(self._facts(), meta["facts"])
-        if None not in (was := meta["trainable"], self._trainable) and was != self._trainable:
-            told.append("other layers are frozen than were when it began")
-        num_steps, num_epochs = ((self.params or {}).get(one) for one in ("steps", "epochs"))
-        if backup.step and num_steps != meta["steps_per_epoch"]:
-            told.append(f"an epoch has {num_steps} steps and had {meta['steps_per_epoch']}")
-        if backup.step % self.model.steps_per_execution and not self._peers.cuts_executions:
-            told.append(
-                f"`steps_per_execution` is {self.model.steps_per_execution} and does not divide "
-                f"the step {backup.step}"
-            )
-        if meta["fit"] > self._fit:
-            which = f"this is `fit` number {self._fit} that uses it, and was number {meta['fit']}"
-            if num_epochs is not None and backup.epoch > num_epochs:
-                told.append(f"{which}, which had made {backup.epoch} epochs")
-            elif not told:
-                log.warning(
-                    "In %s %s. Each needs a directory of its own.", self._folder.path, which
-                )
-        return told
-
-    def _entries(self, meta: dict[str, Any], *, metrics: bool) -> list[Entry]:
-        """Variables that a backup has values for. Metrics come last: without them it is a prefix.
-
-        Raises:
-            ValueError: it has others.
-        """
-        has_seed = any(kind[0] == "seed" for kind in meta["entries"])
-        entries = snapshot.entries(self.model, metrics=metrics, seed=has_seed)
-        saved = [kind for kind in meta["entries"] if metrics or kind[0] != "metric"]
-        told = snapshot.first_difference(
-            saved, [entry.kind for entry in entries], "when it was saved"
-        )
-        if told is not None:
-            raise ValueError(self._other_run(told))
-        return entries
-
-    def _other_run(self, told: str) -> str:
-        return (
-            f"The backup in {self._folder.path} must be of this run and this `fit`; give another "
-            f"one another directory. Received: {told}"
-        )
-
-    def _restore(self, backup: Backup) -> None:
-        """Reads everything but metrics; called on all ranks."""
-        if self._peers.strategy is not None:
-            # Later this would replace what each rank has for itself.
-            self._peers.strategy.state.make_equal(self.model)
-            if not self._is_back and not self._peers.strategy.state.is_complete():
-                log.warning(
-                    "Behind a server this run goes on without what its compression had kept there: "
-                    "not bit for bit."
-                )
-        meta = meta_of(self._folder, backup)
-        is_of_others = bool(meta.get(IS_OF_OTHERS))
-        if self._peers.strategy is not None and is_of_others:
-            self._peers.strategy.state.take_from_others()
-        shared, own = _parts(self._entries(meta, metrics=False), meta)
-        self._peers.together(lambda: self._read(backup, shared, own))
-        self._peers.together(lambda: self._read_state(backup))
-        # Statistics and accumulated gradients are each worker's own.
-        trained = [entry for entry in shared if entry.role == "weight" and entry.variable.trainable]
-        digest = snapshot.digest(trained)
-        if self._is_back:  # the others are elsewhere
-            everyone = self._peers.gather(digest)
-        else:
-            everyone = self._peers.gather_from_all(digest, "what was restored")
-        if any(one != everyone[0] for one in everyone):
-            odd = [number for number, one in enumerate(everyone) if one != everyone[0]]
-            raise ValueError(
-                "All workers must take up the same backup. Received: others than worker 0's on "
-                f"the workers {odd}"
-            )
-        place = self._folder.place(backup)
-        told: dict[str, Any] = {}
-        # A rank whose file is damaged says so before others rely on it.
-        self._peers.together(
-            lambda: told.update(read_json(place / f"rank-{self._peers.rank}.json"))
-        )
-        others.remind(self._others, told["callbacks"])
-        self._peers.together(lambda: self._read_best_weights(place))
-        if "epoch" in told and getattr(self.model, "history", None) is not None:
-            # Another party may have ended epochs that end here later.
-            count = sum(one < backup.epoch or not is_of_others for one in told["epoch"])
-            self.model.history.epoch = told["epoch"][:count]
-            self.model.history.history = {
-                name: values[:count] for name, values in told["history"].items()
-            }
-
-    def _restore_again(self, backup: Backup, batch: Any) -> None:
-        """Reads everything once more, with the metrics of an epoch that has begun."""
-        if batch is not None:
-            # Without a strategy Keras makes the metrics in the first step only.
-            with snapshot.no_more_slots(self.model):
-                self.model._symbolic_build(data_batch=batch)
-
-        def read() -> None:
-            meta = meta_of(self._folder, backup)
-            # Another party's of an epoch's end, which is in the middle of one here, has none.
-            metrics = any(kind[0] == "metric" for kind in meta["entries"])
-            self._read(backup, *_parts(self._entries(meta, metrics=metrics), meta))
-
-        self._peers.together(read)
-
-    def _read(self, backup: Backup, shared: list[Entry], own: list[Entry]) -> None:
-        place = self._folder.place(backup)
-        with _naming(place):
-            snapshot.read(place / "shared", shared)
-            snapshot.read(place / f"rank-{self._peers.rank}", own)
-
-    def _read_state(self, backup: Backup) -> None:
-        if self._peers.strategy is not None:
-            place = self._folder.place(backup)
-            path = place / f"rank-{self._peers.rank}.strategy"
-            state = self._peers.strategy.state.of_model(self.model)
-            with _naming(place):
-                # Lists of gradients that are not there yet take their values when they come; where
-                # no step is left they never do, which TensorFlow would warn of.
-                snapshot.check_whole(path)
-                tf.train.Checkpoint(state=state).read(str(path)).expect_partial()
-
-    def _read_best_weights(self, place: Path) -> None:
-        with _naming(place):
-            others.read_best_weights(place, self._others)
-
-
-@contextlib.contextmanager
-def _naming(place: Path) -> Iterator[None]:
-    """While files of a backup are read by TensorFlow: what is damaged is said as what it is."""
-    try:
-        yield
-    except (tf.errors.NotFoundError, tf.errors.PermissionDeniedError):
-        raise  # it may well be whole
-    except (tf.errors.OpError, IndexError) as error:  # IndexError: a file that is too short
-        raise damaged(place, error) from error
-
 
 def _is_sane(logs: Any) -> bool:
     loss = (logs or {}).get("loss")
     return loss is None or math.isfinite(float(loss))
-
-
-def _parts(entries: list[Entry], meta: dict[str, Any]) -> tuple[list[Entry], list[Entry]]:
-    """Variables that all ranks share in a backup, and those of each rank."""
-    own = set(meta["own"])
-    return (
-        [entry for place, entry in enumerate(entries) if place not in own],
-        [entry for place, entry in enumerate(entries) if place in own],
-    )

@@ -240,9 +240,10 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
-def damaged(path: Path, error: Exception) -> ConfigError:
-    """What is raised where a file of a backup cannot be read."""
+def damaged(path: Path, why: Exception | str) -> ConfigError:
+    """What is raised where a file of a backup cannot be read, or is not what was written."""
+    text = why if isinstance(why, str) else type(why).__name__
     return ConfigError(
         "A backup must be whole; move it elsewhere to go on from the one before. Received: "
-        f"{path}, damaged ({type(error).__name__})"
+        f"{path}, damaged ({text})"
     )

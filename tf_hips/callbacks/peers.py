@@ -89,9 +89,12 @@ class Peers:
         everyone = self.gather([told, value])
         if error is not None:
             raise error
-        for rank, (failure, _) in enumerate(everyone):
-            if failure is not None:
-                raise PeerError(f"Rank {rank} failed. {failure}")
+        failed = {rank: told for rank, (told, _) in enumerate(everyone) if told is not None}
+        if failed:
+            first = next(iter(failed))
+            others = ", ".join(str(rank) for rank in failed if rank != first)
+            more = f" So did {others}." if others else ""
+            raise PeerError(f"Rank {first} failed.{more} {failed[first]}")
         return [value for _, value in everyone]
 
     def on_first(self, action: Callable[[], Any]) -> Any:

@@ -16,15 +16,15 @@ from typing import Any
 import tensorflow as tf
 
 from tf_hips import log
+from tf_hips.callbacks import seals
 from tf_hips.callbacks.folder import Backup, BackupFolder
 from tf_hips.callbacks.handover import META
 from tf_hips.callbacks.peers import Peers
 
 Trouble = list[str]  # its kind, and what is said
 
-# What a disk says that is full or fails; NumPy says nothing where it could write a part only.
-_OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, None)
-_OF_TENSORFLOW = (errno.ENOSPC, errno.EDQUOT)
+# What a disk says that is full or fails; Linux lets one that has failed be read only.
+_OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 
 class Writing:
@@ -82,7 +82,8 @@ class Writing:
 
         def finish() -> None:
             self._check_shared(draft)
-            (draft / META).write_text(json.dumps(meta), encoding="utf-8")
+            told = meta | seals.of_ranks(draft, peers.size)
+            (draft / META).write_text(json.dumps(told), encoding="utf-8")
             folder.finish(backup)
 
         def close() -> tuple[Trouble | None, bool]:
@@ -143,10 +144,14 @@ def _attempt(action: Callable[[], Any]) -> tuple[Any, Trouble | None]:
     except (FileNotFoundError, ConnectionError):
         raise  # the wrong folder, or another process
     except OSError as error:
-        if error.errno not in _OF_DISKS:
+        # NumPy gives no number where it could write a part only.
+        if error.errno not in (*_OF_DISKS, None):
             raise
         return None, [errno.errorcode.get(error.errno or 0, type(error).__name__), str(error)]
-    except tf.errors.ResourceExhaustedError as error:  # where TensorFlow writes; or of memory
-        if not any(os.strerror(number) in error.message for number in _OF_TENSORFLOW):
+    except tf.errors.OpError as error:  # where TensorFlow writes; one class is of memory, too
+        # Keras would take some of these classes for the end of the data.
+        told = (number for number in _OF_DISKS if os.strerror(number) in error.message)
+        number = next(told, None)
+        if number is None:
             raise
-        return None, [errno.errorcode[errno.ENOSPC], error.message]
+        return None, [errno.errorcode[number], error.message]

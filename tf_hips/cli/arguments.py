@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import ssl
+import stat
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -282,8 +283,24 @@ def identity(options: argparse.Namespace, prefix: str = "") -> Tls | None:
     for name, path in files.items():
         if not Path(path).is_file():
             raise UsageError(f"--{prefix}{name} must be a file. Received: {path!r}")
-    found = Tls(**{name: str(Path(path).resolve()) for name, path in files.items()})
+        try:
+            with Path(path).open("rb"):
+                pass
+        except OSError as error:
+            raise UsageError(
+                f"--{prefix}{name} must be a file that this user can read. Received: {path!r} "
+                f"({error.strerror})"
+            ) from error
+    # Not resolved: links may lead elsewhere when files are renewed, as those of a volume that
+    # Kubernetes makes of a Secret do, and where they led before is gone then.
+    found = Tls(**{name: str(Path(path).absolute()) for name, path in files.items()})
     _check_loads(found)
+    mode = stat.S_IMODE(Path(found.key).stat().st_mode)
+    if mode & stat.S_IROTH:
+        sys.stderr.write(
+            f"tf-hips: warning: all users of this machine can read the key {found.key} (mode "
+            f"{mode:04o}). `chmod 600` lets its owner alone.\n"
+        )
     return found
 
 
@@ -330,10 +347,6 @@ def _check_loads(identity: Tls) -> None:
         raise UsageError(
             "--certificate and --key must be PEM files, the key without a passphrase. "
             f"Received: {identity.certificate!r}, {identity.key!r}"
-        ) from error
-    except OSError as error:
-        raise UsageError(
-            f"--certificate and --key must be readable. Received: {error.strerror}"
         ) from error
 
 

@@ -22,7 +22,8 @@ from typing import Any
 
 from tf_hips import config
 from tf_hips.cli import arguments, output, quota, uplinks
-from tf_hips.cli.processes import Failure, Job
+from tf_hips.cli.children import Failure
+from tf_hips.cli.processes import Job
 
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 # Seconds between SIGTERM and SIGKILL. `horovodrun` ends the workers of other hosts on SIGTERM and

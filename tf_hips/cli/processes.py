@@ -6,8 +6,6 @@ of the children, SIGINT and SIGTERM of the user). So lines never interleave and 
 the order in which they happen. Where nobody reads its output, the thread waits for the reader and
 for signals at once.
 
-Every child leads a process group of its own (docs/decisions/0024). When it ends, what is left of it
-is killed; when the launcher dies, even by SIGKILL, the kernel ends the child (PR_SET_PDEATHSIG).
 The child that failed first is the one to name: its peers mostly fail because it did.
 
 Children may form a group that is started again, all of it, when one of them fails. A follower that
@@ -15,16 +13,11 @@ fails for good decides nothing: the workers go on to their end, and it is named 
 """
 
 import contextlib
-import ctypes
-import dataclasses
 import math
 import os
-import re
 import select
 import selectors
 import signal
-import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,101 +25,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from tf_hips.cli.children import TRACEBACK_WINDOW_S, Child, Failure, Group, spawn
 from tf_hips.cli.output import Printer, Splitter
-from tf_hips.errors import NO_RESTART
+from tf_hips.cli.signals import Signals
 
-_PR_SET_PDEATHSIG = 1
-_PRCTL = ctypes.CDLL(None).prctl
-_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-# A process whose exception takes down its peers can outlive them, because an interpreter with
-# TensorFlow in it takes its time to end. One that printed an exception at most so many seconds
-# before the first exit is given as many to end itself.
-_TRACEBACK_WINDOW_S = 10.0
 # After the last worker, a server of one run ends by itself; this is how long it may take.
 _SERVICE_GRACE_S = 15.0
-_READ_BYTES = 1 << 16
 # A follower has to evaluate what the last worker has left, or finds that this never came.
 _FOLLOWER_GRACE_S = 3600.0
-# Before a group is started again, for the first time and at most.
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
-# How the text of an uncaught exception begins: Python's own way, `errors.print_in_one_line`'s, and
-# that of a command such as `tf-hips train`.
-_EXCEPTION = re.compile(
-    r"Traceback \(most recent call last\)|tf_hips\.errors\.\w+: |tf-hips [\w-]+: error: "
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class Failure:
-    """Who failed first and how.
-
-    Attributes:
-        role: name of the child.
-        code: exit status for the launcher: the child's own, or 128 + signal.
-        reason: the same in words.
-        is_stuck: whether it is a service that did not end after all others had.
-    """
-
-    role: str
-    code: int
-    reason: str
-    is_stuck: bool = False
-
-
-@dataclasses.dataclass(eq=False)
-class _Child:
-    """A started process. `code` is None while it runs; times are `time.monotonic()` seconds.
-
-    `is_given_up`: it is a follower that has failed for good.
-    """
-
-    role: str
-    process: subprocess.Popen[bytes]
-    is_service: bool
-    is_follower: bool
-    group: "_Group | None" = None
-    code: int | None = None
-    ended_s: float = 0.0
-    traceback_s: float | None = None
-    is_given_up: bool = False
-
-    @property
-    def failed(self) -> bool:
-        return self.code is not None and self.code != 0
-
-    @property
-    def decides(self) -> bool:
-        """Whether it has failed, and somebody must be started again or all must end."""
-        return self.failed and not self.is_given_up
-
-    @property
-    def trouble_s(self) -> float:
-        """When the trouble began: a traceback printed just before the end, else the end."""
-        if self.traceback_s is None or self.ended_s - self.traceback_s > 2 * _TRACEBACK_WINDOW_S:
-            return self.ended_s
-        return self.traceback_s
-
-
-@dataclasses.dataclass(eq=False)
-class _Group:
-    """Children that are started together, again and again."""
-
-    name: str
-    start: Callable[[int], None]
-    max_restarts: int
-    only_killed: bool
-    attempt: int = 0
-
-    def may_restart(self, child: _Child) -> bool:
-        is_killed = (child.code or 0) < 0
-        helps = is_killed or (child.code != NO_RESTART and not self.only_killed)
-        return helps and self.attempt < self.max_restarts
-
-    def pause_s(self) -> float:
-        """Seconds before it is started again."""
-        doublings = min(self.attempt - 1, 10)  # a run of weeks has more than a float can hold
-        return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0**doublings)
+_READ_BYTES = 1 << 16
 
 
 class Job:
@@ -152,27 +59,18 @@ class Job:
             out or sys.stdout.buffer, err or sys.stderr.buffer, progress_role, self._takes
         )
         self._grace_s = grace_s
-        self._children: list[_Child] = []
+        self._children: list[Child] = []
         self._selector = selectors.DefaultSelector()
         self._pipes: dict[IO[bytes], Callable[[], None]] = {}
-        self._signal: int | None = None
+        self._signals = Signals()
+        self._signal: int | None = None  # the first that ends the job
         self._writes_until = math.inf  # of `time.monotonic`
         self._closing = False
-        self._group: _Group | None = None  # the one that is being started
+        self._group: Group | None = None  # the one that is being started
 
     def __enter__(self) -> "Job":
-        self._signals_in, self._signals_out = socket.socketpair()
-        for end in (self._signals_in, self._signals_out):
-            end.setblocking(False)
-        self._old_wakeup = signal.set_wakeup_fd(
-            self._signals_out.fileno(), warn_on_full_buffer=False
-        )
-        self._old_handlers = {signal.SIGCHLD: signal.signal(signal.SIGCHLD, _ignore)}
-        for number in _ENDING_SIGNALS:
-            # An ignored signal stays ignored: nohup and background jobs ask for that.
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                self._old_handlers[number] = signal.signal(number, _ignore)
-        self._selector.register(self._signals_in, selectors.EVENT_READ, self._read_signals)
+        self._signals.open()
+        self._selector.register(self._signals, selectors.EVENT_READ, self._read_signals)
         return self
 
     def __exit__(
@@ -184,14 +82,10 @@ class Job:
         try:
             self.stop()
         finally:
-            for number, handler in self._old_handlers.items():
-                signal.signal(number, handler)
-            signal.set_wakeup_fd(self._old_wakeup)
+            self._signals.close()
             self._selector.close()
             for pipe in self._pipes:
                 pipe.close()
-            self._signals_in.close()
-            self._signals_out.close()
 
     def start(
         self,
@@ -218,26 +112,8 @@ class Job:
         Raises:
             OSError: the program cannot be started.
         """
-        launcher = os.getpid()
-
-        def tie_to_launcher() -> None:  # between fork and exec: looks nothing up
-            # In a group of its own the terminal would stop it, where it now gets an error.
-            signal.signal(signal.SIGTTIN, signal.SIG_IGN)
-            signal.signal(signal.SIGTTOU, signal.SIG_IGN)
-            _PRCTL(_PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0)
-            if os.getppid() != launcher:  # it died between fork and prctl
-                os._exit(128 + death_signal)
-
-        process = subprocess.Popen(
-            list(command),
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            process_group=0,  # not a session, see docs/decisions/0024
-            preexec_fn=tie_to_launcher,
-        )
-        child = _Child(role, process, is_service, is_follower, self._group)
+        process = spawn(command, environment, death_signal)
+        child = Child(role, process, is_service, is_follower, self._group)
         self._children.append(child)
         self._watch(child, process.stdout, is_error=False)
         self._watch(child, process.stderr, is_error=True)
@@ -260,7 +136,7 @@ class Job:
                 so is one that no restart heals (`errors.NO_RESTART`).
             only_killed: whether they are started again only where a signal has ended one.
         """
-        self._start_group(_Group(name, start, max_restarts, only_killed))
+        self._start_group(Group(name, start, max_restarts, only_killed))
 
     def wait_for_file(self, path: Path, seconds: float) -> str | None:
         """The text of `path` once it is there; None when a child failed or a signal came first.
@@ -318,8 +194,11 @@ class Job:
         first = min((c for c in self._children if c.decides), key=lambda c: c.ended_s, default=None)
         if first is not None:
             self._turn_until(
-                lambda: self._is_told_to_end() or not self._running_suspects(first),
-                _TRACEBACK_WINDOW_S,
+                lambda: (
+                    self._is_told_to_end()
+                    or not any(child.is_suspect(first) for child in self._running())
+                ),
+                TRACEBACK_WINDOW_S,
             )
         # Those that fail from here on were ended by us.
         failed = [child for child in self._children if child.failed]
@@ -328,7 +207,7 @@ class Job:
             return None
         # At the same instant, a signal is the cause and an exit code the consequence.
         culprit = min(failed, key=lambda c: (c.is_given_up, c.trouble_s, (c.code or 0) > 0))
-        return _failure(culprit)
+        return culprit.failure
 
     def _wait_for_workers(self, follower_grace_s: float) -> None:
         self._turn_until(
@@ -349,20 +228,20 @@ class Job:
         """Ends all processes: SIGTERM to their groups, after the grace (or a signal) SIGKILL."""
         self._closing = True
         for child in self._running():
-            _signal_group(child, signal.SIGTERM)
+            child.send(signal.SIGTERM)
         if self._signal is not None:
             self._writes_until = time.monotonic() + self._grace_s  # for the children's last words
         self._signal = None
         self._turn_until(lambda: self._is_over() or self._signal is not None, self._grace_s)
         for child in self._running():
-            _signal_group(child, signal.SIGKILL)
+            child.send(signal.SIGKILL)
         self._turn_until(self._is_over, None)
         # A process that left its group can hold a pipe open; what the others wrote is there
         # already.
         self._turn_until(lambda: not self._pipes, 0.5)
         self._printer.finish()
 
-    def _start_group(self, group: _Group) -> None:
+    def _start_group(self, group: Group) -> None:
         self._group = group
         try:
             group.start(group.attempt)
@@ -376,7 +255,7 @@ class Job:
         """
         # One that is ending may say by its code that no restart helps.
         self._turn_until(
-            lambda: self._is_told_to_end() or not self._is_group_ending(), _TRACEBACK_WINDOW_S
+            lambda: self._is_told_to_end() or not self._is_group_ending(), TRACEBACK_WINDOW_S
         )
         failed = [child for child in self._children if child.decides]
         lost = [child for child in failed if not (child.group and child.group.may_restart(child))]
@@ -385,7 +264,7 @@ class Job:
         for child in lost:
             child.is_given_up = True
             if any(not one.is_service for one in self._running()):
-                self._say(f"{child.role} failed ({_failure(child).reason}); the workers go on")
+                self._say(f"{child.role} failed ({child.failure.reason}); the workers go on")
         failed = [child for child in failed if child not in lost]
         groups = list({id(one.group): one.group for one in failed if one.group}.values())
         ended = [child for child in self._children if child.group in groups]
@@ -393,14 +272,14 @@ class Job:
             first = min((c for c in failed if c.group is group), key=lambda c: c.ended_s)
             group.attempt += 1
             self._say(
-                f"{first.role} failed ({_failure(first).reason}); {group.name} starts again "
+                f"{first.role} failed ({first.failure.reason}); {group.name} starts again "
                 f"({group.attempt} of {group.max_restarts})"
             )
         self._end(ended)
         self._children = [child for child in self._children if child not in ended]
         began = time.monotonic()
         # Each after its own pause, not after those of the others, too.
-        for group in sorted(groups, key=_Group.pause_s):
+        for group in sorted(groups, key=Group.pause_s):
             left_s = began + group.pause_s() - time.monotonic()
             self._turn_until(self._is_told_to_end, max(0.0, left_s))
             if not self._is_told_to_end():
@@ -410,13 +289,13 @@ class Job:
     def _is_group_ending(self) -> bool:
         """Whether one of a group that has failed has printed an exception, and still runs."""
         groups = [child.group for child in self._children if child.decides and child.group]
-        since = time.monotonic() - _TRACEBACK_WINDOW_S
+        since = time.monotonic() - TRACEBACK_WINDOW_S
         return any(
             child.group in groups and child.traceback_s is not None and child.traceback_s > since
             for child in self._running()
         )
 
-    def _end(self, children: Sequence[_Child]) -> None:
+    def _end(self, children: Sequence[Child]) -> None:
         """Ends some processes: SIGTERM, after the grace (or a signal to the launcher) SIGKILL."""
 
         def is_over() -> bool:
@@ -428,7 +307,7 @@ class Job:
         ):
             for child in children:
                 if child.code is None:
-                    _signal_group(child, number)
+                    child.send(number)
             self._turn_until(until, self._grace_s if number == signal.SIGTERM else None)
 
     def _say(self, text: str) -> None:
@@ -449,7 +328,7 @@ class Job:
             return True  # it is in memory
         poll = select.poll()
         poll.register(descriptor, select.POLLOUT)
-        poll.register(self._signals_in, select.POLLIN)
+        poll.register(self._signals, select.POLLIN)
         while True:
             left_s = 0.0 if self._is_told_to_end() else self._writes_until - time.monotonic()
             ready = poll.poll(max(0.0, left_s) * 1000 if left_s < math.inf else None)
@@ -459,7 +338,7 @@ class Job:
                 return False
             self._read_signals()
 
-    def _running(self) -> list[_Child]:
+    def _running(self) -> list[Child]:
         return [child for child in self._children if child.code is None]
 
     def _is_told_to_end(self) -> bool:
@@ -474,14 +353,6 @@ class Job:
             or any(child.decides for child in self._children)
             or all(child.is_service for child in self._running())
         )
-
-    def _running_suspects(self, first: _Child) -> list[_Child]:
-        return [
-            child
-            for child in self._running()
-            if child.traceback_s is not None
-            and 0 <= first.trouble_s - child.traceback_s <= _TRACEBACK_WINDOW_S
-        ]
 
     def _turn_until(self, done: Callable[[], bool], seconds: float | None) -> None:
         deadline = None if seconds is None else time.monotonic() + seconds
@@ -498,25 +369,14 @@ class Job:
             self._signal = signal.SIGPIPE
 
     def _read_signals(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            for number in self._signals_in.recv(4096):
-                if number == signal.SIGCHLD:
-                    self._reap()
-                elif self._signal is None:
-                    self._signal = number
+        for number in self._signals.read():
+            if number == signal.SIGCHLD:
+                for child in self._running():
+                    child.reap()
+            elif self._signal is None:
+                self._signal = number
 
-    def _reap(self) -> None:
-        for child in self._running():
-            pid = child.process.pid
-            # WNOWAIT keeps the zombie, and with it the group's number, until the group has been
-            # killed.
-            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-                continue
-            _signal_group(child, signal.SIGKILL)
-            child.ended_s = time.monotonic()
-            child.code = child.process.wait()
-
-    def _watch(self, child: _Child, pipe: IO[bytes] | None, *, is_error: bool) -> None:
+    def _watch(self, child: Child, pipe: IO[bytes] | None, *, is_error: bool) -> None:
         if pipe is None:
             raise ValueError("`pipe` must be an open pipe. Received: None")
         os.set_blocking(pipe.fileno(), False)
@@ -529,8 +389,7 @@ class Job:
                 return
             lines = splitter.feed(data) if data else splitter.finish()
             for line in lines:
-                if _EXCEPTION.match(line):
-                    self._note_traceback(child)
+                child.note_line(line)
                 self._printer.line(child.role, line, is_error=is_error)
             self._printer.state(child.role, splitter.state)
             if not data:
@@ -540,29 +399,3 @@ class Job:
 
         self._pipes[pipe] = read
         self._selector.register(pipe, selectors.EVENT_READ, read)
-
-    def _note_traceback(self, child: _Child) -> None:
-        now = time.monotonic()
-        # The first of a row of tracebacks ("during handling of the above ...") counts.
-        if child.traceback_s is None or now - child.traceback_s > _TRACEBACK_WINDOW_S:
-            child.traceback_s = now
-
-
-def _ignore(number: int, frame: object) -> None:
-    """A handler that does nothing: the wake-up socket carries the signal to the loop."""
-
-
-def _signal_group(child: _Child, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.process.pid, number)
-
-
-def _failure(child: _Child) -> Failure:
-    code = child.code or 0
-    if code >= 0:
-        return Failure(child.role, code, f"exit code {code}")
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
-    return Failure(child.role, 128 - code, f"killed by {name}")

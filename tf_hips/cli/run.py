@@ -20,7 +20,8 @@ from typing import Any
 
 from tf_hips import config
 from tf_hips.cli import arguments, certs, party, party_servers, uneven, votes
-from tf_hips.cli.processes import Failure, Job
+from tf_hips.cli.children import Failure
+from tf_hips.cli.processes import Job
 
 _SERVER = "server"
 # The certificates go away with the run; a connection can be made anew for as long as they hold.

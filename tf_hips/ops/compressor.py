@@ -12,39 +12,16 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from tf_hips.ops import (
-    call_text,
-    feedback,
-    jit,
-    loaded,
-    low_rank,
-    mixing,
-    native,
-    smoothing,
-    stages,
-)
+from tf_hips.ops import call_text, feedback, jit, loaded, low_rank, mixing, native, stages
 from tf_hips.ops.feedback import ERROR_FEEDBACK
 from tf_hips.ops.mixing import MIXED
 from tf_hips.ops.registry import Parameter
 from tf_hips.ops.smoothing import MOMENTUM
 from tf_hips.ops.stages import WARMUP
+from tf_hips.ops.wrappers import WITH_PARAMETERS, WRAPPERS
 
 CHUNK = 1 << 20
 """Elements of one tensor that are encoded together. Frozen: it decides every packet's bytes."""
-
-WRAPPERS = (ERROR_FEEDBACK, MOMENTUM, WARMUP, MIXED)
-
-_PARAMETERS = {
-    MOMENTUM: smoothing.PARAMETERS,
-    WARMUP: stages.PARAMETERS,
-    MIXED: mixing.PARAMETERS,
-}
-# What such a wrapper wraps, and an example.
-_WRAPS = {
-    MOMENTUM: ("has no momentum", "error_feedback(onebit), beta=0.9"),
-    WARMUP: ("is no warm-up", "onebit, steps=400"),
-    MIXED: ("is not mixed", "onebit, below=1000"),
-}
 
 SPECIAL: "dict[str, tuple[Callable[..., Compressor], tuple[Parameter, ...]]]" = {}
 """Names that stand for no codec of their own: what makes them, and what they take."""
@@ -114,34 +91,9 @@ class Compressor:
         given = dict(self.params)
         if len(given) != len(self.params):
             raise ValueError(f"a parameter must be given once. Received: params={self.params}")
-        if self.name == MOMENTUM:
-            object.__setattr__(self, "params", smoothing.checked(self.inner, given))
-            return
-        if self.name == MIXED:
-            if self.inner is None or self.inner.is_mixed:
-                raise ValueError(
-                    "`mixed` must wrap one compressor that is not mixed. "
-                    f"Received: inner={self.inner and self.inner.text}"
-                )
-            object.__setattr__(self, "params", mixing.checked(self.inner, given))
-            return
-        if self.name == WARMUP:
-            if self.inner is not None and self.inner.is_mixed:
-                raise ValueError(
-                    "`warmup` must stand inside of `mixed`: write mixed(warmup(...), below=...). "
-                    f"Received: {self.inner.text}"
-                )
-            if self.inner is None or self.inner.name == WARMUP:
-                raise ValueError(
-                    "`warmup` must wrap one compressor that is no warm-up. "
-                    f"Received: inner={self.inner and self.inner.text}"
-                )
-            object.__setattr__(self, "params", stages.checked(self.inner, given))
-            # What it keeps goes from stage to stage; this also makes them, and raises what they do.
-            if any(stage.state_names != self.inner.state_names for _, stage in self.stages):
-                raise ValueError(
-                    f"all stages of a warm-up must keep the same. Received: {self.inner.text}"
-                )
+        wrapper = WITH_PARAMETERS.get(self.name)
+        if wrapper is not None:
+            object.__setattr__(self, "params", wrapper.checked(self.inner, given))
             return
         algorithm = jit.algorithm(self.name, also=WRAPPERS)
         params = algorithm.checked(**given)
@@ -375,12 +327,8 @@ class Compressor:
     def text(self) -> str:
         """The text that `parse` turns into this value; the same for equal values."""
         if self.inner is not None:
-            shown = {
-                WARMUP: stages.shown,
-                MIXED: mixing.shown,
-                MOMENTUM: smoothing.shown,
-            }.get(self.name)
-            more = f", {shown(dict(self.params))}" if shown is not None else ""
+            wrapper = WITH_PARAMETERS.get(self.name)
+            more = f", {wrapper.shown(dict(self.params))}" if wrapper is not None else ""
             return f"{self.name}({self.inner.text}{more})"
         known = jit.algorithm(self.name).parameters
         arguments = ", ".join(
@@ -523,16 +471,16 @@ def parse(text: str, files: bool = False) -> Compressor:
         if not arguments:
             raise ValueError(f"`error_feedback` must wrap one codec. Received: {text!r}")
         return Compressor(ERROR_FEEDBACK, inner=parse(arguments, files))
-    if name in _PARAMETERS:
+    wrapper = WITH_PARAMETERS.get(name)
+    if wrapper is not None:
         wrapped, arguments = _wrapped(arguments)
         if wrapped.partition("(")[0].strip() in ("", name):
-            which, example = _WRAPS[name]
             raise ValueError(
-                f"`{name}` must wrap one compressor that {which}, as in '{name}({example})'. "
-                f"Received: {text!r}"
+                f"`{name}` must wrap one compressor that {wrapper.wraps}, as in "
+                f"'{name}({wrapper.example})'. Received: {text!r}"
             )
         inner = parse(wrapped, files)
-        params = call_text.values(name, {p.name: p for p in _PARAMETERS[name]}, arguments, text)
+        params = call_text.values(name, {p.name: p for p in wrapper.parameters}, arguments, text)
         return _made(name, params, inner)
     if file is not None:
         name = jit.load(name).name

@@ -29,14 +29,19 @@ _SMALL = "fp16"
 
 
 def checked(
-    inner: "Compressor", given: Mapping[str, int | float]
+    inner: "Compressor | None", given: Mapping[str, int | float]
 ) -> tuple[tuple[str, int | float], ...]:
     """Returns (name, value) of the parameters of a mixture with `inner`.
 
     Raises:
         TypeError: a value is not a number of the right kind.
-        ValueError: a parameter is unknown, or its value out of range, or `inner` makes no packets.
+        ValueError: a parameter is unknown, or its value out of range, or `inner` is none to wrap.
     """
+    if inner is None or inner.is_mixed:
+        raise ValueError(
+            f"`{MIXED}` must wrap one compressor that is not mixed. "
+            f"Received: inner={inner and inner.text}"
+        )
     values = registry.checked(MIXED, PARAMETERS, given)
     if not inner.makes_packets:
         raise ValueError(f"`{MIXED}` must wrap what makes packets. Received: {inner.text}")

@@ -44,14 +44,25 @@ Stages: TypeAlias = "tuple[tuple[int, Compressor], ...]"
 
 
 def checked(
-    inner: "Compressor", given: Mapping[str, int | float]
+    inner: "Compressor | None", given: Mapping[str, int | float]
 ) -> tuple[tuple[str, int | float], ...]:
     """Returns (name, value) of all parameters of a warm-up of `inner`, with defaults filled in.
 
     Raises:
         TypeError: a value is not a number of the right kind.
-        ValueError: a parameter is unknown, or its value out of range for `inner`.
+        ValueError: a parameter is unknown, or its value out of range for `inner`, or `inner` is
+            none to wrap.
     """
+    if inner is not None and inner.is_mixed:
+        raise ValueError(
+            f"`{WARMUP}` must stand inside of `mixed`: write mixed({WARMUP}(...), below=...). "
+            f"Received: {inner.text}"
+        )
+    if inner is None or inner.name == WARMUP:
+        raise ValueError(
+            f"`{WARMUP}` must wrap one compressor that is no warm-up. "
+            f"Received: inner={inner and inner.text}"
+        )
     steps, stages, start = registry.checked(WARMUP, PARAMETERS, given).values()
     share = _share(inner.codec)
     if "stages" not in given:
@@ -76,7 +87,11 @@ def checked(
             f"`start` must be at least the codec's ratio. Received: start={start:g} for "
             f"{inner.text}"
         )
-    return (("steps", steps), ("stages", stages), ("start", start))
+    params = {"steps": steps, "stages": stages, "start": start}
+    # What it keeps goes from stage to stage; this also makes them, and raises what they do.
+    if any(stage.state_names != inner.state_names for _, stage in of_warmup(inner, params)):
+        raise ValueError(f"all stages of a warm-up must keep the same. Received: {inner.text}")
+    return tuple(params.items())
 
 
 def shown(params: Mapping[str, int | float]) -> str:

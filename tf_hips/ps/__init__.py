@@ -23,3 +23,6 @@ import os
 # gRPC prints lines of its own for every handshake that fails; our errors say it in one sentence.
 # It reads this when it is imported, so a user's own setting wins.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+# Names are found as the system finds them, and our own probes. gRPC's resolver asks name servers
+# itself, and knows none that comes from elsewhere: `hub.local`, a directory, systemd-resolved.
+os.environ.setdefault("GRPC_DNS_RESOLVER", "native")

@@ -184,7 +184,7 @@ def _train(settings: Training, told: config.Run, name: str, data: sets.DataSet, 
         begin_s=None if resumed is None else resumed.begin_s,
         batches=batches,
     )
-    progress, used = _progress(plan, way, rounds, source, told)
+    progress, used = _progress(plan, way, rounds, source)
     checkpoint = None
     if settings.train_dir is not None:
         named = {**facts, "run": told.run}
@@ -286,7 +286,7 @@ def _whole_executions(asked: int, interval: int, left: int, is_first: bool) -> i
 
 
 def _progress(
-    plan: Plan, way: Way, rounds: Rounds | None, source: sources.Source, told: config.Run
+    plan: Plan, way: Way, rounds: Rounds | None, source: sources.Source
 ) -> tuple[Progress, list[keras.callbacks.Callback]]:
     """What tells of the run, and the callbacks that it takes."""
     write_event = way.strategy.write_event

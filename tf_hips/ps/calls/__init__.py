@@ -2,6 +2,7 @@
 """The server's end of calls: who may call, what comes in, what goes out.
 
     service       every call: gRPC in, what the session makes of it out
+    entrance      what every call goes through: who calls, what an error becomes
     streams       what comes in over the streams of calls
     traffic       what children have sent and got, counted as it moves
     written       what has been written of each child, so that it is written once

@@ -29,8 +29,9 @@ from tf_hips.errors import ProtocolError, TfHipsError
 from tf_hips.esync.pacer import Assignment, Pacer, Report
 from tf_hips.esync.rule import Pace
 from tf_hips.ps.client.shards import Connection
+from tf_hips.ps.rounds.round import MAX_ROUND
 from tf_hips.ps.session.members import Caller
-from tf_hips.ps.session.session import MAX_ROUND, Session
+from tf_hips.ps.session.session import Session
 from tf_hips.ps.transport import wire
 from tf_hips.ps.transport.wire import Call
 

@@ -15,9 +15,10 @@ from tf_hips import log
 from tf_hips.errors import ENDED, ProtocolError
 from tf_hips.ps.client.vote import Seat
 from tf_hips.ps.robust import replicas
+from tf_hips.ps.rounds.round import MAX_ROUND
 from tf_hips.ps.rules.votes import Votes
 from tf_hips.ps.session.members import Caller, Members
-from tf_hips.ps.session.session import MAX_ROUND, Session
+from tf_hips.ps.session.session import Session
 from tf_hips.ps.terms.recorder import Kind
 from tf_hips.ps.transport import wire
 from tf_hips.ps.transport.wire import Call

@@ -16,32 +16,20 @@
     Watch                                       open for as long as a child takes part; brings the
                                                 reason when the run ends for one
 
-Every call names run, site and number in its metadata, and is refused unless the caller's
-certificate is `party/<site>` and the site is one of the run's. Plain text has no certificates, so
-it binds loopback only and must be asked for. Which session a call belongs to is `server`'s to say.
+What all of them go through, before and behind that, is in `entrance`.
 """
 
-import contextlib
 import dataclasses
-import urllib.parse
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NoReturn, Protocol
+from collections.abc import Iterable, Iterator
 
 import grpc
 
 from tf_hips import log
-from tf_hips.errors import (
-    ENDED,
-    NonFiniteError,
-    PacketError,
-    PeerError,
-    ProtocolError,
-    TfHipsError,
-    ToleranceError,
-)
+from tf_hips.errors import PeerError
 from tf_hips.ps.calls import seat
-from tf_hips.ps.calls.admission import Admission, RefusedError, TurnedAwayError
-from tf_hips.ps.calls.joint import MEASURE, MOVING, Lead
+from tf_hips.ps.calls.admission import Admission
+from tf_hips.ps.calls.entrance import Entrance, Host, only, shortened
+from tf_hips.ps.calls.joint import MEASURE, MOVING
 from tf_hips.ps.calls.pacing import METHOD, PaceServer
 from tf_hips.ps.calls.sketch import poll_of
 from tf_hips.ps.calls.streams import Reader, read_ticks, tell_held, weight_of
@@ -53,43 +41,11 @@ from tf_hips.ps.session.members import Caller
 from tf_hips.ps.session.moves import LEAST_BYTES_PER_S
 from tf_hips.ps.session.session import Session
 from tf_hips.ps.session.settings import ServerConfig
-from tf_hips.ps.session.waiting import STOPPED, HungUpError
 from tf_hips.ps.terms.tree import check_workers, read_groups, read_guards, read_leaves
 from tf_hips.ps.transport import keepalive, wire
-from tf_hips.ps.transport.calls_at_once import CallsAtOnce, CrowdedError
 from tf_hips.ps.transport.news import news_to_message
 from tf_hips.ps.transport.parcel import Held
 from tf_hips.ps.transport.wire import Call
-
-_CODES: tuple[tuple[type[TfHipsError], grpc.StatusCode], ...] = (
-    (PacketError, grpc.StatusCode.INVALID_ARGUMENT),
-    (ToleranceError, grpc.StatusCode.NOT_FOUND),  # before those of sums: some are both
-    (NonFiniteError, grpc.StatusCode.OUT_OF_RANGE),
-    (ProtocolError, grpc.StatusCode.FAILED_PRECONDITION),
-    (PeerError, grpc.StatusCode.ABORTED),
-)
-
-_MOST_CHARACTERS = 2000  # of a text of another site
-
-
-class Host(Protocol):
-    """What calls ask of the server that hears them."""
-
-    def session_of(self, *, is_join: bool) -> Session:
-        """The session that a call belongs to; a new one where a process joins after the end."""
-
-    def lead_of(self) -> tuple[Lead, Session]:
-        """Who rules on rounds for all shards, and the session that it does it for.
-
-        Raises:
-            ProtocolError: this server has all of the model, or is not the first shard of it.
-        """
-
-    def snapshot(self) -> dict[str, Any]:
-        """What there is to tell of the run (`status.snapshot`)."""
-
-    def has_failed(self, session: Session, site: str, text: str) -> None:
-        """A step of a child ended with an error."""
 
 
 class Calls:
@@ -116,12 +72,11 @@ class Calls:
         """
         self._config = config
         self._waits = waits
-        self._admission = admission
         self._traffic = traffic
         self._events = events
         self._host = host
+        self._entrance = Entrance(config, waits, admission, traffic, events, host)
         self._pacing = PaceServer(len(config.parties))
-        self._at_once = CallsAtOnce(config.parties)
         self._written = Written()
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler]:
@@ -130,154 +85,50 @@ class Calls:
         All take streams: of a method with one request gRPC would wait for that in a thread of the
         server, before anybody has looked who calls.
         """
-        unary, stream = (
-            grpc.stream_unary_rpc_method_handler,
-            grpc.stream_stream_rpc_method_handler,
-        )
+        one, many = grpc.stream_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
+        unary, stream = self._entrance.unary, self._entrance.stream
         return {
-            "Terms": unary(self._unary(self._tell_terms)),
-            "Join": unary(self._unary(self._join)),
-            "AgreeModel": unary(self._unary(self._agree_model)),
-            "BeginSync": unary(self._unary(self._begin_sync)),
-            "Leave": unary(self._unary(self._leave)),
-            "Upload": unary(self._unary(self._upload, has_stream=True)),
-            "Download": stream(self._stream(self._download)),
-            "Watch": stream(self._stream(self._watch, has_stream=True)),
-            "Status": unary(self._status),
-            "BackedUp": unary(self._unary(self._back_up)),
-            "WantBackup": stream(self._stream(self._want_backup)),
-            "GiveBackup": unary(self._unary(self._give_backup, has_stream=True)),
-            "Failed": unary(self._unary(self._fail)),
-            SEAT: unary(self._unary(seat.seat)),
-            REPLICA: unary(self._unary(seat.replica)),
-            METHOD: stream(self._stream(self._pacing.serve)),
-            "Gather": stream(self._stream(self._gather, has_stream=True)),
-            "Exchange": stream(self._stream(self._exchange, has_stream=True)),
-            MEASURE: stream(self._measure),
-            MOVING: unary(self._moving),
+            # Who may begin another run hears them, whatever becomes of this one.
+            "Terms": one(unary(self._tell_terms, settles=False)),
+            "Join": one(unary(self._join, is_join=True)),
+            "AgreeModel": one(unary(self._agree_model)),
+            "BeginSync": one(unary(self._begin_sync)),
+            "Leave": one(unary(self._leave)),
+            "Upload": one(unary(self._upload, has_stream=True)),
+            "Download": many(stream(self._download)),
+            "Watch": many(stream(self._watch, has_stream=True)),
+            "Status": one(self._status),
+            "BackedUp": one(unary(self._back_up)),
+            "WantBackup": many(stream(self._want_backup)),
+            "GiveBackup": one(unary(self._give_backup, has_stream=True)),
+            "Failed": one(unary(self._fail)),
+            SEAT: one(unary(seat.seat)),
+            REPLICA: one(unary(seat.replica)),
+            METHOD: many(stream(self._pacing.serve)),
+            "Gather": many(stream(self._gather, has_stream=True)),
+            "Exchange": many(stream(self._exchange, has_stream=True)),
+            MEASURE: many(self._measure),
+            MOVING: one(self._moving),
         }
 
     def _status(self, requests: Iterable[bytes], context: grpc.ServicerContext) -> bytes:
-        """Not one of the session's calls: it waits for nothing, and shows nobody to be there."""
         del requests
-        with self._translated(context):
-            metadata = dict(context.invocation_metadata() or ())
-            call = Call.from_text(str(metadata.get(wire.METADATA_KEY, "")))
-            self._admission.check(context, call, may_operate=True)
-            with self._at_once.asking():
-                return wire.to_json(**self._host.snapshot())
+        with self._entrance.asking(context):
+            return wire.to_json(**self._host.snapshot())
         raise AssertionError("abort returned")
 
     def _measure(self, messages: Iterable[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        """Not one of a child's calls: another shard has measured a round."""
-        with self._translated(context):
-            call, lead, session = self._identify_shard(context)
-            with _settling(session):
-                yield from lead.answer(call.number, messages, context)
+        """Another shard has measured a round."""
+        with self._entrance.shard(context) as (call, lead):
+            yield from lead.answer(call.number, messages, context)
 
     def _moving(self, requests: Iterable[bytes], context: grpc.ServicerContext) -> bytes:
-        """Not one of a child's calls: bytes of a round come in at another shard."""
+        """Bytes of a round come in at another shard."""
         del requests
-        with self._translated(context):
-            self._identify_shard(context)[1].note_moved()
+        with self._entrance.shard(context) as (_, lead):
+            lead.note_moved()
             return b""
         raise AssertionError("abort returned")
-
-    def _identify_shard(self, context: grpc.ServicerContext) -> tuple[Call, Lead, Session]:
-        metadata = dict(context.invocation_metadata() or ())
-        call = Call.from_text(str(metadata.get(wire.METADATA_KEY, "")))
-        self._admission.check_shard(context, call)
-        return call, *self._host.lead_of()
-
-    def _unary(
-        self, handle: Callable[[Any, Call, Caller, Session], bytes], *, has_stream: bool = False
-    ) -> Callable[[Any, Any], bytes]:
-        def run(requests: Iterable[bytes], context: grpc.ServicerContext) -> bytes:
-            with self._translated(context):
-                call, caller, session = self._identify(context, is_join=handle == self._join)
-                with self._at_once.taking(caller.child):
-                    request = requests if has_stream else _only(requests)
-                    with _settling(session):
-                        answer = handle(request, call, caller, session)
-                    if handle != self._tell_terms:  # who may begin another run must hear them
-                        session.settle()
-                return answer
-            raise AssertionError("abort returned")
-
-        return run
-
-    def _stream(
-        self,
-        handle: Callable[[Any, Call, Caller, Session, grpc.ServicerContext], Iterator[bytes]],
-        *,
-        has_stream: bool = False,
-    ) -> Callable[[Any, Any], Iterator[bytes]]:
-        def run(requests: Iterable[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-            with self._translated(context):
-                call, caller, session = self._identify(context)
-                with self._at_once.taking(caller.child), _settling(session):
-                    request = requests if has_stream else _only(requests)
-                    yield from handle(request, call, caller, session, context)
-
-        return run
-
-    @contextlib.contextmanager
-    def _translated(self, context: grpc.ServicerContext) -> Iterator[None]:
-        try:
-            self._admission.admit(context)
-            yield
-        except TurnedAwayError as error:
-            context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
-        except CrowdedError as error:
-            if error.is_news:
-                self._refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
-            self._traffic.refused()
-            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
-        except HungUpError as error:  # no refusal
-            log.debug("%s", error)
-            context.abort(grpc.StatusCode.ABORTED, str(error))
-        except RefusedError as error:
-            self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, str(error))
-        except TfHipsError as error:
-            codes = (code for kind, code in _CODES if isinstance(error, kind))
-            code = next(codes, grpc.StatusCode.INTERNAL)  # a library that lacks a function
-            self._refuse(context, code, str(error))
-
-    def _refuse(self, context: grpc.ServicerContext, code: grpc.StatusCode, text: str) -> NoReturn:
-        text = log.printable(text[:_MOST_CHARACTERS])  # gRPC bounds a call's metadata to 8 KiB
-        if text in (STOPPED, f"{ENDED}{STOPPED}"):  # whoever has stopped it knows
-            context.abort(code, text)
-        peer = urllib.parse.unquote(context.peer())  # gRPC quotes the brackets of IPv6
-        self._traffic.refused()
-        if not self._admission.is_told(context, code):
-            context.abort(code, text)
-        self._events.write("call_refused", code=code.name, reason=text, peer=peer)
-        log.warning("Refused a call of %s: %s", peer, text)
-        who = self._admission.note(context, code)
-        if who is not None:
-            self._events.write("turned_away", who=who)
-            log.warning("Calls of `%s` are turned away for the rest of this minute", who)
-        context.abort(code, text)
-        raise AssertionError("abort returned")
-
-    def _identify(
-        self, context: grpc.ServicerContext, *, is_join: bool = False
-    ) -> tuple[Call, Caller, Session]:
-        metadata = dict(context.invocation_metadata() or ())
-        call = Call.from_text(str(metadata.get(wire.METADATA_KEY, "")))
-        self._admission.check(context, call)
-        waits = self._waits.here
-        limit = waits.join_timeout_s if is_join else waits.round_timeout_s
-        left = context.time_remaining()
-        if left is not None:
-            # A little before the caller gives up, so that it hears what it has waited for.
-            limit = min(limit, left - min(1.0, 0.1 * left))
-        caller = Caller(self._config.parties.index(call.site), call.process, limit)
-        session = self._host.session_of(is_join=is_join)
-        self._traffic.called(caller.child, call.attempt)
-        if not context.add_callback(lambda: session.hang_up(caller)):
-            caller.is_gone = True
-        return call, caller, session
 
     def _tell_terms(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
         return wire.to_json(
@@ -376,7 +227,7 @@ class Calls:
         session: Session,
         context: grpc.ServicerContext,
     ) -> Iterator[bytes]:
-        _only(requests)
+        only(requests)
         context.send_initial_metadata(())  # the child knows that it has been heard
         tick_s = keepalive.tick_s(self._config.lost_after_s)
         read_ticks(requests, context, tick_s)
@@ -385,7 +236,7 @@ class Calls:
 
     def _leave(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
         reason = wire.from_json(request, reason=(str, type(None)))["reason"]
-        reason = None if reason is None else log.printable(reason[:_MOST_CHARACTERS])
+        reason = None if reason is None else shortened(reason)
         session.leave(caller, reason)
         if self._written.is_of_another(session.token, caller.child, "leave", call.process):
             self._events.write("leave", child=caller.child, child_site=call.site, reason=reason)
@@ -425,7 +276,7 @@ class Calls:
         return b""
 
     def _fail(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
-        text = log.printable(wire.from_json(request, text=str)["text"][:_MOST_CHARACTERS])
+        text = shortened(wire.from_json(request, text=str)["text"])
         is_news, is_written = session.fail(caller, text)
         if is_news:
             self._host.has_failed(session, call.site, text)
@@ -519,28 +370,3 @@ class Calls:
                 attempt=call.attempt,
                 **flow.told(),
             )
-
-
-@contextlib.contextmanager
-def _settling(session: Session) -> Iterator[None]:
-    """An error is told when what the session had accepted before it is durable."""
-    try:
-        yield
-    except TfHipsError:
-        session.settle()
-        raise
-
-
-def _only(requests: Iterable[bytes]) -> bytes:
-    """The request of a call that has one.
-
-    Raises:
-        ProtocolError: it has none.
-        HungUpError: its caller has gone before it came.
-    """
-    try:
-        for request in requests:
-            return request
-    except grpc.RpcError as error:
-        raise HungUpError("The caller of a method has hung up before its request came.") from error
-    raise ProtocolError("A call must have a request. Received: none")

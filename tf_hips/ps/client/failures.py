@@ -43,7 +43,7 @@ def is_broken(error: Exception) -> bool:
     UNKNOWN has two meanings. gRPC says it of a stream that ends without a status: of a TLS record
     that does not decrypt, because a bit has changed on the way, it is "Stream removed". And it says
     so of a mistake in the code of either side, which trying again would only repeat; then its text
-    begins as `_RAISED`. Errors of ours have codes of their own (`calls.service`).
+    begins as `_RAISED`. Errors of ours have codes of their own (`calls.entrance`).
     """
     if not isinstance(error, grpc.RpcError):
         return False

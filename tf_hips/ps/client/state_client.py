@@ -171,7 +171,7 @@ def _context(identity: Tls) -> ssl.SSLContext:
     tls.check_pair(identity)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(identity.authority)
-    context.load_cert_chain(identity.certificate, identity.key)
+    tls.load_pair(context, identity)
     return context
 
 

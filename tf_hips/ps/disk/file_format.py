@@ -117,6 +117,7 @@ class Reader:
         try:
             self.size = path.stat().st_size
             self.header, self.end = self._read_header()
+            self.marked = self.end  # up to where marks say that it is durable
         except BaseException:
             self.close()
             raise
@@ -146,6 +147,8 @@ class Reader:
             kind, payload = found
             if kind != MARK:
                 yield kind, payload
+            elif len(payload) == _MARK.size and payload.startswith(self.header.mark):
+                self.marked = self.end
             self.end += RECORD.size + len(payload)
 
     def damaged(self, what: str, offset: int) -> StateError:

@@ -31,6 +31,7 @@ COMPLETE = 255  # the kind of a snapshot's last record: how many stand before it
 _COUNT = struct.Struct("<Q")
 _NAME = re.compile(r"(journal|snapshot)-([0-9]{6,})")
 _MAX_PIECES = 512  # of one writev; Linux takes 1024
+_BLOCK_BYTES = 1 << 20
 _ROOM_BYTES = 1 << 20  # without which nothing is begun or goes on
 
 
@@ -157,7 +158,7 @@ class Recovery:
         self.cut_bytes = 0
         self.place = ""  # file and byte of the newest record
         self._folder = folder
-        self._end = 0
+        self._end = self._marked = 0
         self._header: Header | None = None
         journals = folder.numbers("journal")
         snapshots = folder.numbers("snapshot")
@@ -180,6 +181,7 @@ class Recovery:
                 if reader.torn_bytes and number != self._journals[-1]:
                     raise reader.damaged("a record is missing before a newer journal", reader.end)
                 self.cut_bytes, self._end = reader.torn_bytes, reader.end
+                self._marked = reader.marked
                 self._header = reader.header
 
     def resume(self) -> "Journal":
@@ -190,11 +192,15 @@ class Recovery:
         """
         assert self._header is not None, "records() comes first"  # noqa: S101
         number = self._journals[-1]
-        descriptor = os.open(self._folder.file("journal", number), os.O_RDWR | os.O_APPEND)
+        path = self._folder.file("journal", number)
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
         try:
             if self.cut_bytes:
                 os.ftruncate(descriptor, self._end)
-            # A process that was killed may have written what it had not synced.
+            # A process that was killed may have written what it had not synced. And what a sync
+            # that failed has not taken to the disk is read from memory, but no later sync takes it
+            # there unless it is written again.
+            _write_again(path, self._marked, self._end)
             os.fsync(descriptor)
             self._folder.remove_before(self._first)
         except BaseException:
@@ -296,13 +302,10 @@ class Journal:
         """
         number = folder.last() + 1
         descriptor, header = folder.make(number, is_first=True)
-        try:
+        # What is older counts no more. Where some of it cannot be deleted, the rest is no state to
+        # go back to: it is tried again at the next snapshot or start.
+        with contextlib.suppress(OSError):
             folder.remove_before(number)
-        except BaseException:
-            os.close(descriptor)
-            with contextlib.suppress(OSError):
-                folder.file("journal", number).unlink()
-            raise
         return cls(folder, number, descriptor, header, len(header.to_bytes()))
 
     def start(self, on_durable: Callable[[], None], on_failure: Callable[[str], None]) -> None:
@@ -476,6 +479,16 @@ def sync_folder(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_again(path: Path, start: int, end: int) -> None:
+    """Writes bytes `start` to `end` of a file once more, as they are and where they are."""
+    descriptor = os.open(path, os.O_RDWR)  # in a file that is appended to they would come twice
+    try:
+        while block := os.pread(descriptor, min(_BLOCK_BYTES, end - start), start):
+            start += os.pwrite(descriptor, block, start)
     finally:
         os.close(descriptor)
 

@@ -11,7 +11,10 @@ from tf_hips.ps.terms.model import Model
 from tf_hips.ps.terms.past import Packet
 from tf_hips.ps.transport.wire import Buffer
 
-__all__ = ["Packet", "Round", "Rounds", "TooFewRowsError"]
+__all__ = ["MAX_ROUND", "Packet", "Round", "Rounds", "TooFewRowsError"]
+
+MAX_ROUND = 1 << 31
+"""Numbers of rounds are steps of keys, which have 32 bits."""
 
 
 class TooFewRowsError(ToleranceError, NonFiniteError):

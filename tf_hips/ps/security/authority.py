@@ -131,6 +131,11 @@ def make_certificate(
         raise ConfigError(
             f"The authority's file {error.filename} cannot be read: {error.strerror}."
         ) from error
+    except TypeError as error:
+        raise ConfigError(
+            f"The authority's key {home / KEY_FILE} must have no passphrase: nobody is asked for "
+            f"one. `openssl pkey -in {home / KEY_FILE} -out NEW` writes it without."
+        ) from error
     key = ec.generate_private_key(ec.SECP256R1())
     end = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
     # One that is asked to last as long as an authority made a moment ago ends with it.
@@ -357,24 +362,43 @@ def _write(folder: Path, stem: str, certificate: Any, key: Any) -> None:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Writes a file at once, readable by its owner alone; it is on the disk afterwards."""
+    """Writes a file at once, readable by its owner alone; it is on the disk afterwards.
+
+    Raises:
+        OSError: with its name, the disk is full or the like; nothing is left behind.
+    """
     new = path.with_name(f".{path.name}.{os.getpid()}")
     new.unlink(missing_ok=True)
     # The mode is set as the file is made: no moment in which another user could open it.
     file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(file, "wb") as stream:
-        stream.write(data)
-        _sync(stream)
-    new.replace(path)
+    try:
+        with _naming(path), os.fdopen(file, "wb") as stream:
+            stream.write(data)
+            _sync(stream)
+        new.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            new.unlink(missing_ok=True)
+        raise
     _sync_folder(path.parent)
 
 
 def _append(path: Path, line: str) -> None:
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    with os.fdopen(file, "ab") as stream:
+    with _naming(path), os.fdopen(file, "ab") as stream:
         stream.write(f"{line}\n".encode())
         _sync(stream)
     _sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Errors of writing say which file it is."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def _sync(stream: IO[bytes]) -> None:

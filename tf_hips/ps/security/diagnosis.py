@@ -132,11 +132,12 @@ def _diagnose_tls(
     context.set_alpn_protocols(["h2"])
     try:
         context.load_verify_locations(tls.authority)
-        context.load_cert_chain(tls.certificate, tls.key)
-    except (OSError, ssl.SSLError) as error:
+        identities.load_pair(context, tls)
+    except (ConfigError, OSError) as error:
         kept = " The one before it is used on, in vain." if was_there else ""
+        said = str(error).rstrip(".")
         return Diagnosis(
-            f"The own certificate {tls.certificate} cannot be used: {error}.{kept}",
+            f"The own certificate {tls.certificate} cannot be used: {said}.{kept}",
             may_pass=was_there,
         )
     try:
@@ -214,7 +215,7 @@ def check_server(tls: Tls, role: str = identities.SERVER_ROLE) -> None:
     identities.check_pair(tls)
     server, child = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     child.load_verify_locations(tls.authority)
-    server.load_cert_chain(tls.certificate, tls.key)
+    identities.load_pair(server, tls)
     try:
         subject = _common_name(_shake_hands(child, server, identities.server_name(role))[0])
     except ssl.SSLCertVerificationError as error:
@@ -260,7 +261,7 @@ def _shower_and_judge(tls: Tls) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     shower.check_hostname = False
     shower.verify_mode = ssl.CERT_NONE
     for context in (judge, shower):
-        context.load_cert_chain(tls.certificate, tls.key)
+        identities.load_pair(context, tls)
     return shower, judge
 
 

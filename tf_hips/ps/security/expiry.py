@@ -90,9 +90,10 @@ class Expiry:
             with self._lock:
                 # By both: two certificates of one name may be shown by turns.
                 when = self._told.get((name, validity))
-                is_news = when is None or now >= when + _DAY_S
+                # Either way: a clock that was far ahead may have been set back since.
+                is_news = when is None or abs(now - when) >= _DAY_S
                 if is_news:
-                    self._told = {k: t for k, t in self._told.items() if now < t + _DAY_S}
+                    self._told = {k: t for k, t in self._told.items() if abs(now - t) < _DAY_S}
                     self._told[name, validity] = now
             if is_news:
                 self._tell(name, left_s)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from tf_hips.errors import ConfigError
-from tf_hips.ps.security.tls import Identity, stamp_of
+from tf_hips.ps.security.tls import Identity, could_not_read, stamp_of
 
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 # About 100,000 lines. A list is read whole, between two calls.
@@ -120,21 +120,26 @@ class Revocations:
         self._on_change = on_change
         self._lock = threading.Lock()
         self._stamp = stamp_of(self._path)
+        self._unread = ""  # why the file could not be read when it was last looked at
         self._revoked = read(self._path)
 
     def find(self, fingerprint: str) -> Revoked | None:
         """The line about a certificate; None: it is not revoked."""
         with self._lock:
             stamp = stamp_of(self._path)
-            if stamp != self._stamp:
+            if stamp != self._stamp or self._unread:
                 self._stamp = stamp
                 self._reload()
             return self._revoked.get(fingerprint)
 
     def _reload(self) -> None:
+        said, self._unread = self._unread, ""
         try:
             self._revoked = read(self._path)
         except ConfigError as error:
-            self._on_change(f"{error}. The list as it was before is used on.")
+            if could_not_read(error):
+                self._unread = str(error)
+            if not said or said != str(error):
+                self._on_change(f"{error}. The list as it was before is used on.")
             return
         self._on_change(f"{len(self._revoked)} certificates are revoked by {self._path}")

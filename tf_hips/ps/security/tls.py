@@ -29,6 +29,8 @@ CHILD_ROLE = "party"
 OPERATOR_ROLE = "operator"
 PARTY_SERVER_ROLE = "server"
 
+_BEGIN = b"-----BEGIN"
+
 _Made = TypeVar("_Made")
 
 
@@ -75,11 +77,12 @@ def read(tls: Tls) -> tuple[bytes, bytes, bytes]:
             raise ConfigError(
                 f"`tls.{key}`: the file {path} cannot be read: {error.strerror}."
             ) from error
-        if b"-----BEGIN" not in text:
+        begin = text.find(_BEGIN)
+        if begin < 0:
             raise ConfigError(
                 f"`tls.{key}`: the file {path} must be PEM. It holds no `-----BEGIN`."
             )
-        texts.append(text)
+        texts.append(text[begin:])  # gRPC bears no mark of an editor before it, and OpenSSL does
     return texts[0], texts[1], texts[2]
 
 
@@ -147,7 +150,8 @@ class Renewed(Generic[_Made]):
         self._make = make
         self._on_change = on_change
         self._lock = threading.Lock()
-        self._stamps = _stamps_of(tls)
+        self._stamps: Stamps | None = _stamps_of(tls)  # None: the files could not be read
+        self._said = ""  # why changed files are not used
         self._made = make(tls)
 
     def get(self) -> _Made:
@@ -155,12 +159,15 @@ class Renewed(Generic[_Made]):
         with self._lock:
             stamps = _stamps_of(self._tls)
             if stamps != self._stamps:
-                self._stamps = stamps
                 try:
                     self._made = self._make(self._tls)
                 except (ConfigError, OSError) as error:
-                    self._on_change(f"The changed certificate is not used: {error}")
+                    is_unread = could_not_read(error)
+                    if not (is_unread and self._stamps is None and str(error) == self._said):
+                        self._on_change(f"The changed certificate is not used: {error}")
+                    self._stamps, self._said = None if is_unread else stamps, str(error)
                 else:
+                    self._stamps = stamps
                     self._on_change(f"The changed certificate {self._tls.certificate} is used")
             return self._made
 
@@ -181,6 +188,34 @@ def stamp_of(path: Path) -> tuple[int, int, int] | None:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
+def could_not_read(error: Exception) -> bool:
+    """Whether an error is of files that could not be read: what is in them may well be right.
+
+    They are looked at again: of files that may be read now, because their owner or mode is another
+    one or descriptors are free again, no stamp says so.
+    """
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return isinstance(cause, OSError) and not isinstance(cause, ssl.SSLError)
+
+
+def load_pair(context: ssl.SSLContext, tls: Tls) -> None:
+    """Lets `context` show the certificate of an identity.
+
+    Raises:
+        ConfigError: the key has a passphrase.
+        OSError: a file cannot be read, or, as ssl.SSLError, the two do not go together.
+    """
+
+    def passphrase() -> str:
+        # Else OpenSSL asks whoever sits at the terminal, and waits. gRPC takes no such key.
+        raise ConfigError(
+            f"`tls.key`: the key {tls.key} must have no passphrase: nobody is asked for one. "
+            f"`openssl pkey -in {tls.key} -out NEW` writes it without."
+        )
+
+    context.load_cert_chain(tls.certificate, tls.key, passphrase)
+
+
 def check_pair(tls: Tls) -> None:
     """Raises ConfigError where certificate, key and authority cannot be used together."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -189,7 +224,7 @@ def check_pair(tls: Tls) -> None:
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"`tls.authority`: {tls.authority} cannot be used: {error}.") from error
     try:
-        context.load_cert_chain(tls.certificate, tls.key)
+        load_pair(context, tls)
     except (OSError, ssl.SSLError) as error:
         if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
             text = f"the key {tls.key} does not belong to {tls.certificate}."

@@ -192,7 +192,7 @@ def _context(identity: Tls) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_verify_locations(identity.authority)
-    context.load_cert_chain(identity.certificate, identity.key)
+    tls.load_pair(context, identity)
     context.verify_mode = ssl.CERT_REQUIRED
     return context
 

@@ -229,8 +229,15 @@ class Server:
                     tls.server_credentials(self._config.tls, self._check_identity, self._tell),
                 )
         except RuntimeError as error:
+            check_free(self._config.bind)
+            found = self._config.tls
+            if found is None:
+                raise ConfigError(
+                    f"`bind` must be a free address of this machine. Received: {self._config.bind}"
+                ) from error
             raise ConfigError(
-                f"`bind` must be a free address of this machine. Received: {self._config.bind}"
+                "`tls`: certificate and key must be of a kind that gRPC knows, RSA or P-256. "
+                f"Received: {found.certificate} and {found.key}"
             ) from error
         server.start()
         self._server = server

@@ -4,6 +4,7 @@
     session       what calls ask of: the parts below, and who may do what when
     settings      what a server is told: one frozen value, checked when it is made
     members       the terms that a run was begun on, and the children that have joined
+    joining       a child joins on the terms that it brings, and says which model it trains
     alike         what all children must have in common when they join
     presence      which children are there: each holds one call open
     state         what a run consists of, and what a server has to keep of it

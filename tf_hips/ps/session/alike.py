@@ -9,7 +9,7 @@ from tf_hips.ps.rules.votes import why_not_child
 _COMMON = ("compression", "downlink", "rule", "seed", "above")
 
 
-class Joining(Protocol):
+class Compared(Protocol):
     """What is compared of a child that joins, beside what `_COMMON` names."""
 
     workers: int
@@ -17,7 +17,12 @@ class Joining(Protocol):
 
 
 def why_unlike(
-    site: str, child: Joining, others: Mapping[str, Joining], merging: str | None, *, is_leaf: bool
+    site: str,
+    child: Compared,
+    others: Mapping[str, Compared],
+    merging: str | None,
+    *,
+    is_leaf: bool,
 ) -> str | None:
     """How a child differs from others in what all must have in common; None: in nothing.
 

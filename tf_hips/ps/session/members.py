@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping
 
-from tf_hips.errors import LibraryError, ProtocolError
+from tf_hips.errors import ProtocolError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ps import rules
 from tf_hips.ps.rules import leaves as leaf_rules
@@ -32,9 +32,7 @@ from tf_hips.ps.terms.tree import (
     Leaves,
     Paths,
     Place,
-    check_above,
     check_names,
-    check_workers,
     path_of,
 )
 from tf_hips.ps.transport.wire import MESSAGE_BYTES
@@ -333,78 +331,6 @@ class Members:
         place = self.place
         return (before, self.leaves) if place is None else (place.first + before, place.leaves)
 
-    def describe(
-        self,
-        process: str,
-        workers: int,
-        compression: str,
-        downlink: str,
-        seed: int,
-        rule: str | None = None,
-        leaves: Leaves = (),
-        above: str | None = None,
-        groups: int | None = None,
-        guards: Guards = (),
-    ) -> Child:
-        """A child on these terms, checked and made canonical; None: the server's rule, or "sum".
-
-        Raises:
-            ProtocolError: a value is out of range, or a compressor or the rule is unknown.
-        """
-        check_workers([("", workers)])
-        if not -(1 << 63) <= seed < 1 << 64:
-            raise ProtocolError(
-                f"`seed` must have at most 64 bits. Received: seed={str(seed)[:40]}"
-            )
-        uplink = _canonical("compression", compression)
-        if above is not None:
-            above = _canonical("above", above)
-        told = rule if rule is not None else self.terms.rule
-        if told is None and self.terms.site is not None:
-            rule = ABOVE if self.place is None else self.place.rule
-        else:
-            try:
-                rule = rules.parse(told or "sum").text
-            except ValueError as error:
-                raise ProtocolError(f"`rule` is unknown to the server: {error}") from error
-            if self.terms.site is None:
-                self._check_bears(rule, uplink)
-        if self.terms.robust is not None:
-            self._check_bears(self.terms.robust, uplink)
-        asks_same = downlink == SAME
-        if asks_same:
-            way_up = self.terms.way_up if self.terms.site is not None else None
-            encoded = compressors.parse(way_up or above or uplink)
-            downlink = as_up(encoded, None if told is None else rules.parse(rule)).text
-        down = _canonical("downlink", downlink)
-        paths = tuple(path for path, _ in leaves)
-        guards = tuple((one, _robust(text), least) for one, text, least in guards)
-        check_above(guards, paths)
-        leaves = tuple((path.rpartition(BETWEEN)[2], count) for path, count in leaves)
-        count = groups if groups is not None else workers
-        return Child(
-            process,
-            workers,
-            uplink,
-            down,
-            seed,
-            rule,
-            leaves,
-            above,
-            paths,
-            guards,
-            groups=count,
-            asks_same=asks_same,
-        )
-
-    def _check_bears(self, rule: str, uplink: str) -> None:
-        terms = self.terms
-        why_not = rules.why_not(
-            rule, len(terms.parties), uplink, terms.quorum, terms.shard, is_led=terms.is_led
-        )
-        if why_not is not None:
-            raise ProtocolError(why_not)
-
     def admit(self, position: int, child: Child) -> Child:
         """Takes in `child`, or finds that it is in already; the one that is in.
 
@@ -570,22 +496,3 @@ def _told(child: Child) -> str:
         f"seed={child.seed} rule={child.rule}"
         + (f" above={child.above}" if child.above is not None else "")
     )
-
-
-def _robust(text: str | None) -> str | None:
-    """The canonical text of a robust rule that a server below says that it has."""
-    try:
-        rule = None if text is None else rules.parse(text)
-    except ValueError as error:
-        raise ProtocolError(f"`guards` has an unknown rule: {error}") from error
-    if rule is not None and not rule.is_robust:
-        raise ProtocolError(f"`guards` must have robust rules. Received: {str(text)[:80]}")
-    return None if rule is None else rule.text
-
-
-def _canonical(what: str, text: str) -> str:
-    try:
-        found = compressors.check_makes_packets(compressors.parse(text), what, may_be_mixed=True)
-        return (found if what == "compression" else compressors.check_for_sums(found)).text
-    except (ValueError, LibraryError) as error:  # no compiler here for a codec of theirs
-        raise ProtocolError(f"`{what}` is unknown to the server: {error}") from error

@@ -7,8 +7,9 @@
 
 No gRPC here: `server` turns calls into these methods and their errors into status codes. Who has
 joined is kept by `members`, payloads by `gather`, packets by `store`, and these by `state`; the
-calls of the first synchronisation are in `first_sync`, those of rounds in `round_call`, those of
-gathers in `gather_call`; how children leave is in `departing`. All waiting goes through `waiting`.
+calls with which children begin are in `joining`, those of the first synchronisation in
+`first_sync`, those of rounds in `round_call`, those of gathers in `gather_call`; how children leave
+is in `departing`. All waiting goes through `waiting`.
 Only `watch` waits longer: a child holds it open to show that it is there, and to hear why the run
 has ended whatever it is doing.
 
@@ -44,22 +45,20 @@ from tf_hips.ps.session.description import describe
 from tf_hips.ps.session.first_sync import FirstSync
 from tf_hips.ps.session.gather_call import Gathering
 from tf_hips.ps.session.handover import Handover
+from tf_hips.ps.session.joining import Joining
 from tf_hips.ps.session.members import Caller, Child, Terms
 from tf_hips.ps.session.moves import BACKUP, Moves
 from tf_hips.ps.session.presence import Presence
 from tf_hips.ps.session.round_call import Exchanging
 from tf_hips.ps.session.state import State
-from tf_hips.ps.session.waiting import Wait, Waiting
-from tf_hips.ps.terms.model import Model
+from tf_hips.ps.session.waiting import Waiting
 from tf_hips.ps.terms.quorum import Clock, SystemClock
 from tf_hips.ps.terms.recorder import Entry, Kind, Recorder
-from tf_hips.ps.terms.tree import Guards, Leaves, Place
+from tf_hips.ps.terms.tree import Place
 from tf_hips.ps.transport import wire
 from tf_hips.ps.transport.news import News, Request, Tick
 from tf_hips.ps.transport.parcel import Held
 
-# Numbers of rounds are steps of keys, which have 32 bits.
-MAX_ROUND = 1 << 31
 # Failures of a child in one round that are written down.
 _MOST_FAILURES = 8
 
@@ -112,11 +111,21 @@ class Session(Departing):
         sync = FirstSync(self._state, self.changed, self._waiting, self._joined, self.settle)
         self.begin_sync, self.upload, self.download = sync.begin, sync.upload, sync.download
         self.first_sync = sync
-        ahead = self._ahead = Ahead(
+        ahead = Ahead(
             self._members,
             self._recorder,
             lambda: self._state.is_asynchronous or self._waiting.bears_losses(),
         )
+        joining = Joining(
+            self._state,
+            ahead,
+            self._waiting,
+            self._comeback,
+            self._joined,
+            self._find,
+            self.start,
+        )
+        self.join, self.agree_model = joining.join, joining.agree_model
         values = Gathering(
             self._state,
             ahead,
@@ -296,145 +305,6 @@ class Session(Departing):
         with self.changed:
             self._state.start(place)
             self._presence.expect(self._members.children)
-            self.changed.notify_all()
-
-    def join(
-        self,
-        caller: Caller,
-        workers: int,
-        compression: str,
-        downlink: str,
-        seed: int,
-        rule: str | None = None,
-        leaves: Leaves = (),
-        above: str | None = None,
-        groups: int | None = None,
-        guards: Guards = (),
-    ) -> dict[str, object]:
-        """Takes in a child and waits for the others; the same process may ask again.
-
-        Returns:
-            The fields of the child's `Welcome`.
-
-        Raises:
-            ProtocolError: it disagrees with the server or with those before it, or its site is in
-                the run already.
-            PeerError: the others did not come in time.
-        """
-        members = self._members
-        leaves = leaves or ((self._site(caller.child), workers),)
-        child = members.describe(
-            caller.process,
-            workers,
-            compression,
-            downlink,
-            seed,
-            rule,
-            leaves,
-            above,
-            groups,
-            guards,
-        )
-        with self.changed:
-            self._waiting.check(caller)
-            if members.is_started and members.children[caller.child].process != caller.process:
-                self._comeback.join(caller, child)
-                self._find(caller.child)
-            known = members.admit(caller.child, child)
-            if members.are_complete and not members.is_started and self._terms.site is None:
-                too_few = members.why_too_few
-                if too_few is None:
-                    self.start()
-                else:
-                    self._waiting.end(too_few, ProtocolError)
-            self.changed.notify_all()
-            known.num_joining += 1
-            try:
-                self._waiting.until(
-                    caller,
-                    Wait(
-                        "join",
-                        lambda: self.is_started or members.children.get(caller.child) is not known,
-                        lambda: (
-                            "the server above has not answered"
-                            if members.are_complete
-                            else f"the parties {members.names(members.absent())} have not joined"
-                        ),
-                        progress=lambda: int(members.are_complete),
-                    ),
-                )
-            finally:
-                known.num_joining -= 1
-                is_known = members.children.get(caller.child) is known
-                is_waited_for = self.is_started or members.is_sealed
-                if is_known and not is_waited_for and known.num_joining == 0:
-                    # Nobody must wait for a party that has given up. One that has come again over
-                    # another connection has not: the end of the first may be noticed late.
-                    del members.children[caller.child]
-            if not is_known:
-                out = known.why_out
-                raise ProtocolError(out) if out else members.second_process(caller.child)
-            first, all_leaves = members.whole(caller.child)
-            first_group, num_groups = members.groups_of(caller.child)
-            place = members.place
-            paths, all_guards = members.tree
-            rounds = self.store.of(caller.child) if self.store is not None else None
-            oldest = rounds.oldest if rounds is not None else 0
-            return {
-                "child": first,
-                "parties": [leaf for leaf, _ in all_leaves],
-                "workers": [count for _, count in all_leaves],
-                "compression": child.compression,
-                "downlink": child.downlink if place is None else place.downlink,
-                "seed": child.seed,
-                "rule": known.rule,
-                "round": known.first_round,
-                "newest": rounds.round if rounds is not None else 0,
-                "session": members.session,
-                "is_back": known.num_returns > 0,
-                "oldest": oldest,
-                "keeps_all": oldest <= known.first_round and self.state.gathers.are_whole,
-                "votes": members.votes.text if members.votes is not None else None,
-                "first_group": first_group,
-                "groups": num_groups,
-                "robust": self._terms.robust,
-                "quorum": quorum.text if (quorum := self._terms.quorum) is not None else None,
-                "paths": list(paths),
-                "guards": [list(one) for one in all_guards],
-            }
-
-    def agree_model(self, caller: Caller, shapes: object, first_round: int = 0) -> None:
-        """Compares a child's model, and the round that it begins with, with those of the others.
-
-        Raises:
-            ProtocolError: it is larger than the server's limit, or differs from that of a child
-                before.
-            StateError: the session was restored from a state that is older than the run.
-        """
-        model = Model.from_json(shapes)
-        if not 0 <= first_round <= MAX_ROUND:
-            raise ProtocolError(
-                f"`round` must be from 0 to 2^31. Received: round={str(first_round)[:40]}"
-            )
-        self._terms.check_bytes("model's gradients", model.dense_bytes)
-        with self.changed:
-            child = self._joined(caller)
-            if self.store is not None and child.num_returns > 0:
-                rounds = self.store.of(caller.child)
-                self._ahead.checked(
-                    caller.child,
-                    lambda: self._comeback.check_model(caller, rounds, model, first_round),
-                )
-                return
-            told = (child.model, child.first_round)
-            if self.store is not None and told == (model, first_round):
-                return
-            self._members.check_model(caller.child, model, first_round)
-            if self.store is not None:
-                raise ProtocolError(
-                    "The model cannot change: all parties have agreed on another one."
-                )
-            self._state.agree(caller.child, model, first_round)
             self.changed.notify_all()
 
     def goes_on(self, child: int) -> None:

@@ -161,9 +161,9 @@ class Meter:
     def _learn(self, before: set[int]) -> None:
         """Takes the one new socket to the server's port at `::1` for ours.
 
-        gRPC asks name servers in a way of its own: `localhost` is `::1` to it where `/etc/hosts`
-        has 127.0.0.1 alone. A socket that leads elsewhere may be another client's, to a server that
-        has the same port.
+        With a resolver of its own, which `GRPC_DNS_RESOLVER` may choose, gRPC finds `localhost` at
+        `::1` where `/etc/hosts` has 127.0.0.1 alone. A socket that leads elsewhere may be another
+        client's, to a server that has the same port.
         """
         found = []
         for inode, number in _socket_descriptors() or ():
