@@ -94,7 +94,8 @@ def test_a_server_tells_of_its_own_and_of_those_of_its_children(
     certificates: Certificates, tmp_path: Path
 ) -> None:
     hub, soon = (
-        certificates.identity(*who, days=0.003) for who in (("global-server", "hq"), ("party", "b"))
+        certificates.identity(*who, days=0.0033)
+        for who in (("global-server", "hq"), ("party", "b"))
     )
     with serving(certificates, tls=hub, log_dir=tmp_path) as server:
         a = Party(server.address, "a", certificates.party("a"))
@@ -105,7 +106,7 @@ def test_a_server_tells_of_its_own_and_of_those_of_its_children(
         a.client.close()
         b.client.close()
     left = {child["site"]: child["certificate_s"] for child in told["children"]}
-    assert left["b"] < 0.003 * DAY_S < left["a"] < DAY_S
+    assert left["b"] < 0.0033 * DAY_S < left["a"] < DAY_S
     assert _certificates(told) == (
         "certificate: ends in 4 min; of those below that of b is the first: ends in 4 min"
     )
@@ -115,4 +116,4 @@ def test_a_server_tells_of_its_own_and_of_those_of_its_children(
     )
     events = [one for one in log.read_events(tmp_path) if one["event"] == "certificate_ends"]
     assert [one["who"] for one in events] == ["global-server", "party/b"]
-    assert all(0 < one["left_s"] < 0.003 * DAY_S for one in events)
+    assert all(0 < one["left_s"] < 0.0033 * DAY_S for one in events)
