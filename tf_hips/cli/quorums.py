@@ -57,7 +57,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         type=arguments.seconds,
         metavar="S",
         help="seconds that fewer parties may be there before the run, and the server, end "
-        "(default 300, or half of --round-timeout)",
+        "(default 300, or half of --round-timeout where that is less)",
     )
 
 

@@ -38,7 +38,7 @@ def add_groups(parser: argparse._ActionsContainer, who: str, **flag: Any) -> Non
         metavar="baseline|maj_vote|detox",
         help=f"instead of --rule: no groups; {who} in groups that compute the same gradient and "
         "vote, and the mean of the votes; groups, buckets and the rule that --mode names "
-        "(docs/robustness.md)",
+        "(docs/detox.md)",
     )
     parser.add_argument(
         "--group-size",
