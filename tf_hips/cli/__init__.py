@@ -56,6 +56,8 @@ def make_parser() -> "arguments.Parser":
     parser = arguments.Parser(
         prog="tf-hips",
         description="Train Keras models over slow links: parties, servers, certificates, plans.",
+        epilog="`tf-hips COMMAND --help` has the options of a command. To begin with: "
+        "tf-hips run --parties 2 --workers 2 train.py",
     )
     parser.add_argument("--version", action="version", version=f"tf-hips {tf_hips.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
