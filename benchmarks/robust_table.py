@@ -232,7 +232,7 @@ def show(found: Sequence[Line]) -> None:
 
 
 def markdown(found: Sequence[Line]) -> str:
-    """The compact table as docs/robustness.md has it, without its head."""
+    """The compact table as docs/attacks.md has it, without its head."""
     rows = [{**row, "rule": f"`{row['rule']}`"} for row in compact(found)]
     return "".join("| " + " | ".join(row.values()) + " |\n" for row in rows)
 

@@ -78,9 +78,3 @@ def test_the_page_runs_as_it_stands(tmp_path: Path, is_whole: bool) -> None:
             weights = {line.split()[-1] for line in shown.splitlines()}
             assert len(weights) == 1, shown
     assert commands == len(re.findall(r"^\$ ", PAGE, re.MULTILINE)) >= 8
-
-
-def test_what_the_page_links_to_exists() -> None:
-    targets = re.findall(r"\]\(([\w/.-]+\.md)\)", PAGE)
-    assert targets
-    assert not [target for target in targets if not (ROOT / "docs" / target).exists()]

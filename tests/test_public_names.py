@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import tf_hips
+from tf_hips import errors
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -78,6 +79,35 @@ def test_who_has_no_tensorflow_is_told_how_to_get_it() -> None:
             "tf-hips evaluate",
         )
     ], done.stderr
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ModuleNotFoundError("No module named 'horovod'", name="horovod"),
+        ImportError("Extension horovod.tensorflow has not been built: mpi_lib.so not found\nIf"),
+    ],
+)
+def test_who_has_no_horovod_is_told_which_one(error: ImportError) -> None:
+    said = "^tf-hips run needs Horovod as `make wheel` builds it .*dist/horovod.*Received: .*orovod"
+    wanted = errors.packages_wanted("tf-hips run")
+    with pytest.raises(errors.LibraryError, match=said) as raised, wanted:
+        raise error
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ImportError("cannot import name 'x' from 'tensorflow'", name="tensorflow"),
+        ModuleNotFoundError("No module named 'mine'", name="mine"),
+        errors.LibraryError("the native libraries have not been built"),
+    ],
+)
+def test_other_failed_imports_are_told_as_they_are(error: ImportError) -> None:
+    with pytest.raises(type(error)) as raised, errors.packages_wanted("tf-hips run"):
+        raise error
+    assert raised.value is error
 
 
 @pytest.mark.heavy

@@ -162,7 +162,7 @@ if not TYPE_CHECKING:  # else any name would do
     def __getattr__(name: str) -> Any:
         if name in _HOMES:
             errors = importlib.import_module("tf_hips.errors")
-            with errors.tensorflow_wanted(f"tf_hips.{name}"):
+            with errors.packages_wanted(f"tf_hips.{name}"):
                 value = getattr(importlib.import_module(_HOMES[name]), name)
             globals()[name] = value
             return value

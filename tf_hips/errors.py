@@ -126,23 +126,30 @@ def end_launched(error: BaseException) -> None:
 
 
 @contextlib.contextmanager
-def tensorflow_wanted(by: str) -> Iterator[None]:
-    """Says how to install TensorFlow, an extra, where it is missing.
+def packages_wanted(by: str) -> Iterator[None]:
+    """Says how to install TensorFlow, an extra, or Horovod, a wheel of ours, where it is missing.
 
     Args:
-        by: what needs it, the beginning of the message.
+        by: what needs them, the beginning of the message.
 
     Raises:
-        LibraryError: what is done meanwhile imports TensorFlow or Keras, which is not there.
+        LibraryError: what is done meanwhile imports TensorFlow, Keras or Horovod, which is not
+            there; or Horovod was built without TensorFlow.
     """
     try:
         yield
-    except ModuleNotFoundError as error:
-        if error.name not in ("tensorflow", "keras"):
+    except ImportError as error:
+        name = error.name or ""
+        if isinstance(error, ModuleNotFoundError) and name in ("tensorflow", "keras"):
+            text = f"{by} needs TensorFlow: pip install 'tf_hips[cpu]', or 'tf_hips[gpu]'"
+        elif name.partition(".")[0] == "horovod" or str(error).startswith("Extension horovod"):
+            text = (
+                f"{by} needs Horovod as `make wheel` builds it for this TensorFlow: pip install "
+                f"dist/horovod-*.whl. Received: {' '.join(str(error).split())}"
+            )
+        else:
             raise
-        raise LibraryError(
-            f"{by} needs TensorFlow: pip install 'tf_hips[cpu]', or 'tf_hips[gpu]'"
-        ) from error
+        raise LibraryError(text) from error
 
 
 def print_in_one_line() -> None:

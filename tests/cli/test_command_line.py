@@ -74,6 +74,10 @@ WRONG = {
     "negative seed": (["run", "--seed", "-1", "x.py"], "Received: '-1'"),
     "unknown compression": (["run", "--compression", "onebti", "x.py"], "onebit"),
     "no port": (["party", "--server", "host", "--", "x.py"], "HOST:PORT. Received: 'host'"),
+    "a port that no machine has": (
+        ["party", "--server", "host:65536", "--", "x.py"],
+        "must be HOST:PORT, the port at most 65535. Received: 'host:65536'",
+    ),
     "IPv6 without brackets": (
         ["party", "--server", "2001:db8::1:7070", "--", "x.py"],
         "must have an IPv6 address in brackets, as [::1]:7070. Received: '2001:db8::1:7070'",

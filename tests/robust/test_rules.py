@@ -350,7 +350,13 @@ def test_what_is_not_a_rule_is_refused() -> None:
         robust.bucketing(s=0)
 
 
-def test_the_page_names_every_rule() -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs/robustness.md").read_text(encoding="utf-8")
-    names = [*robust.NAMES, *robust.PRE_NAMES, *robust.attacks.NAMES]
-    assert not [name for name in names if f"| `{name}" not in page]
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [
+        ("robustness.md", [*robust.NAMES, *robust.PRE_NAMES]),
+        ("attacks.md", robust.attacks.NAMES),
+    ],
+)
+def test_the_pages_name_every_rule_and_attack(page: str, names: list[str]) -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / page).read_text(encoding="utf-8")
+    assert not [name for name in names if f"| `{name}" not in text]

@@ -12,9 +12,12 @@ failing child's own (78 where no restart would heal its error), and 128 + signal
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-__all__ = ["main"]
+if TYPE_CHECKING:
+    from tf_hips.cli import arguments
+
+__all__ = ["main", "make_parser"]
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -26,8 +29,9 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     sys.exit(code)
 
 
-def _run(argv: Sequence[str] | None) -> int:
-    # All of it is imported here, where Ctrl-C is caught.
+def make_parser() -> "arguments.Parser":
+    """The command line, with all sub-commands."""
+    # All of it is imported here, where `main` catches Ctrl-C.
     import tf_hips
     from tf_hips.cli import (
         arguments,
@@ -48,11 +52,12 @@ def _run(argv: Sequence[str] | None) -> int:
         status,
         train,
     )
-    from tf_hips.errors import TfHipsError
 
     parser = arguments.Parser(
         prog="tf-hips",
         description="Train Keras models over slow links: parties, servers, certificates, plans.",
+        epilog="`tf-hips COMMAND --help` has the options of a command. To begin with: "
+        "tf-hips run --parties 2 --workers 2 train.py",
     )
     parser.add_argument("--version", action="version", version=f"tf-hips {tf_hips.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -61,10 +66,19 @@ def _run(argv: Sequence[str] | None) -> int:
         *(train, evaluate, data, report, simulate, info),
     ):
         module.add(commands)
+    return parser
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    parser = make_parser()
+    from tf_hips.cli.arguments import UsageError
+    from tf_hips.errors import TfHipsError, packages_wanted
+
     options = parser.parse_args(argv)
     try:
-        code: int = options.run(options)
-    except arguments.UsageError as error:
+        with packages_wanted(f"tf-hips {options.command}"):
+            code: int = options.run(options)
+    except UsageError as error:
         return _complain(options.command, error, 2)
     except (TfHipsError, OSError, ValueError) as error:
         return _complain(options.command, error, 1)

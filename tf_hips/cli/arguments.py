@@ -182,8 +182,12 @@ def endpoint(text: str) -> str:
     from tf_hips.ps.transport.sockets import lacks_brackets
 
     host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
+    if not host or not port.isdecimal():
         raise argparse.ArgumentTypeError(f"must be HOST:PORT. Received: {text!r}")
+    if int(port) > 65535:
+        raise argparse.ArgumentTypeError(
+            f"must be HOST:PORT, the port at most 65535. Received: {text!r}"
+        )
     if lacks_brackets(host):
         raise argparse.ArgumentTypeError(
             f"must have an IPv6 address in brackets, as [::1]:7070. Received: {text!r}"
@@ -251,12 +255,13 @@ def rule(text: str) -> str:
 
 def add_identity(parser: argparse.ArgumentParser, owner: str) -> None:
     """Adds `--authority`, `--certificate`, `--key` and `--insecure` of `owner`."""
-    parser.add_argument(
+    group = parser.add_argument_group("certificates", "`tf-hips certs` makes them")
+    group.add_argument(
         "--authority", metavar="FILE", help="PEM of the authority that signs all certificates"
     )
-    parser.add_argument("--certificate", metavar="FILE", help=f"PEM of the certificate of {owner}")
-    parser.add_argument("--key", metavar="FILE", help=f"PEM of the private key of {owner}")
-    parser.add_argument("--insecure", action="store_true", help="plain text, on loopback only")
+    group.add_argument("--certificate", metavar="FILE", help=f"PEM of the certificate of {owner}")
+    group.add_argument("--key", metavar="FILE", help=f"PEM of the private key of {owner}")
+    group.add_argument("--insecure", action="store_true", help="plain text, on loopback only")
 
 
 def identity(options: argparse.Namespace, prefix: str = "") -> Tls | None:

@@ -21,43 +21,44 @@ def deadline(text: str) -> float | str:
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Declares the options; what they mean together is checked by `ps.terms.quorum`."""
-    parser.add_argument(
+    group = parser.add_argument_group("rounds without some of the parties", "docs/quorum.md")
+    group.add_argument(
         "--quorum",
         type=arguments.count,
         metavar="Q",
         help="close a round with Q parties when its deadline is over (default: all, always)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--round-deadline",
         type=deadline,
         metavar="S",
         help="with --quorum, seconds after the opening of a round, or `adaptive`: median + "
         "--deadline-mads MADs of past arrivals (default adaptive)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--deadline-mads",
         type=arguments.seconds,
         metavar="K",
         help="see --round-deadline (default 5)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--late",
         choices=("next", "drop"),
         help="with --quorum or --close-at, what becomes of an update that comes later: it counts "
         "in the next round, or is dropped (default next)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--close-at",
         type=arguments.count,
         metavar="K",
         help="close a round with the update of the K-th party, without a deadline",
     )
-    parser.add_argument(
+    group.add_argument(
         "--below-quorum-s",
         type=arguments.seconds,
         metavar="S",
         help="seconds that fewer parties may be there before the run, and the server, end "
-        "(default 300, or half of --round-timeout)",
+        "(default 300, or half of --round-timeout where that is less)",
     )
 
 

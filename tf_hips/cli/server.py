@@ -26,6 +26,7 @@ def add(commands: Any) -> None:
         help="serve the parties of a run",
         description="Serves the parties of a run until it is told to end. With --uplink it is the "
         "server of one party of another server, and what it serves are the leaves of that party.",
+        usage="tf-hips server --parties A,B [options]",
     )
     parser.add_argument(
         "--parties",

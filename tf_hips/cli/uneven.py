@@ -14,7 +14,8 @@ _SKEW = "TF_HIPS_CLOCK_SKEW"
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Declares both options."""
-    parser.add_argument(
+    group = parser.add_argument_group("uneven workers, for experiments", "docs/esync.md")
+    group.add_argument(
         "--slowdown",
         action="append",
         type=_slowdown,
@@ -24,7 +25,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "worker=N:cpu=20%%, hold its process to that share of a core; may be given for several "
         "workers",
     )
-    parser.add_argument(
+    group.add_argument(
         "--clock-skew",
         action="append",
         type=_skew,

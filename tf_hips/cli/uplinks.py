@@ -16,44 +16,45 @@ _TOLD = (
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Declares the options."""
-    parser.add_argument(
+    group = parser.add_argument_group("the server of a party, below another server", "docs/tree.md")
+    group.add_argument(
         "--uplink",
         type=arguments.endpoints,
         metavar="HOST:PORT,...",
         help="the server above this one, which is then the server of the party --site; all of "
         "them, in the order of their shards, where several share a model",
     )
-    parser.add_argument(
+    group.add_argument(
         "--site", type=arguments.site, metavar="NAME", help="the party, as that server lists it"
     )
-    parser.add_argument(
+    group.add_argument(
         "--uplink-role",
         choices=config.SERVER_ROLES,
         help="role of that server's certificate (default global-server)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--uplink-compression",
         type=arguments.codec,
         metavar="TEXT",
         help="how sums are encoded for that server (default: what the children wish for, or else "
         "what they send with)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--period",
         type=arguments.count,
         metavar="N",
         help="with an asynchronous --rule of its own: after how many updates of the model by its "
         "parties what they have moved goes up (default: as many as there are parties)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--uplink-authority",
         metavar="FILE",
         help="PEM of the authority of that server (default: --authority)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--uplink-certificate", metavar="FILE", help="PEM of the certificate `party/SITE`"
     )
-    parser.add_argument("--uplink-key", metavar="FILE", help="PEM of its private key")
+    group.add_argument("--uplink-key", metavar="FILE", help="PEM of its private key")
 
 
 def of(options: argparse.Namespace) -> config.Uplink | None:

@@ -37,8 +37,7 @@ def add_groups(parser: argparse._ActionsContainer, who: str, **flag: Any) -> Non
         type=approach,
         metavar="baseline|maj_vote|detox",
         help=f"instead of --rule: no groups; {who} in groups that compute the same gradient and "
-        "vote, and the mean of the votes; groups, buckets and the rule that --mode names "
-        "(docs/robustness.md)",
+        "vote, and the mean of the votes; groups, buckets and the rule that --mode names",
     )
     parser.add_argument(
         "--group-size",
@@ -69,14 +68,15 @@ def add_groups(parser: argparse._ActionsContainer, who: str, **flag: Any) -> Non
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Declares the options of a server."""
-    add_groups(parser, "parties", action="store_true")
-    parser.add_argument(
+    group = parser.add_argument_group("parties that vote in groups", "docs/detox.md")
+    add_groups(group, "parties", action="store_true")
+    group.add_argument(
         "--mode",
         metavar="NAME",
         help="of --approach: normal, coord-median, krum, multi-krum, bulyan, geometric_median, "
         "sign-sgd, or any robust rule (default normal)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--worker-fail",
         type=arguments.index,
         metavar="Q",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loops whose members vote in groups (docs/robustness.md): what is equal at all members of a group.
+"""Loops whose members vote in groups (docs/detox.md): what is equal at all members of a group.
 
     batches      those of the group that a member sits in, for all local steps of a round
     steps        equally many of all; where groups change as many in each round, since batches are

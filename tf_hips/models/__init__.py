@@ -32,7 +32,7 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'tf_hips.models' has no attribute {name!r}")
-    with errors.tensorflow_wanted(f"tf_hips.models.{name}"):
+    with errors.packages_wanted(f"tf_hips.models.{name}"):
         value = getattr(importlib.import_module(_HOMES[name]), name)
     globals()[name] = value
     return value

@@ -3,7 +3,7 @@
 
 An attack is a plain value; called with the honest rows it gives those of f liars. Names: h_1 .. h_m
 are honest rows, mu their mean, sigma their deviation in each coordinate, n = m + f. Sources and
-where the field's codes differ: docs/robustness.md. What is random is a function of (seed, step).
+where the field's codes differ: docs/attacks.md. What is random is a function of (seed, step).
 """
 
 import dataclasses

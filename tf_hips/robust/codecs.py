@@ -18,7 +18,7 @@ from tf_hips.robust.aggregator import Aggregator
 _BEAR_SPARSE = ("geometric_median", "centred_clipping", "mean")
 # Of a row of noise; qsgd makes 75 % zeros with 2 bits, 38 with 3.
 _NUM_TRIED, _MOST_ZEROS = 4096, 0.5
-# Of TernGrad: what 2 and 4 bits do is in docs/robustness.md, "Two levels, and codecs".
+# Of TernGrad: what 2 and 4 bits do is in docs/attacks.md, "Two levels, and codecs".
 _LEAST_BITS = 4
 
 

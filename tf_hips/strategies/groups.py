@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a strategy does otherwise where its party votes in a group of others (docs/robustness.md).
+"""What a strategy does otherwise where its party votes in a group of others (docs/detox.md).
 
     group           whose batch this party computes: the same for ever, or drawn for each round
     batches         of the group, not of the worker (`shard`)

@@ -36,7 +36,7 @@ def shard(
     The k-th batches of all workers together are the k-th batch of one process with the joined batch
     size: worker g of N has the positions g, g + N, ... of an order that is a function of the seed
     and the epoch. Every pass through the dataset is the next epoch; `fit` counts its own epochs,
-    and see `set_epoch`. Where workers vote in groups (docs/robustness.md), g is with
+    and see `set_epoch`. Where workers vote in groups (docs/detox.md), g is with
     `drop_remainder` the group that a worker sits in, of all N of the tree; of groups that are drawn
     that of the step.
 

@@ -19,7 +19,7 @@ def main(verb: str, text: str) -> None:
     """Does what the verb says; errors of ours are one line, as those of `tf-hips` are."""
     name = f"tf-hips {_NAMES.get(verb, verb)}"
     _complain_as(name)
-    with errors.tensorflow_wanted(name):
+    with errors.packages_wanted(name):
         _do(verb, json.loads(text))
 
 
