@@ -191,6 +191,7 @@ class HierarchicalPS(ConnectedStrategy):
             check_for_sums(self._up)
         self._statistics: dict[tuple[str, ...], Statistics] = {}
         self._is_further = False  # whether the list that is being made is not the run's first
+        self._first_list: dict[str, str] = {}  # names of its variables, by their ids
         super().__init__(nonfinite, config)
         if is_single and primitives.size() > 1:
             raise ValueError(
@@ -361,6 +362,8 @@ class HierarchicalPS(ConnectedStrategy):
         if self._counts_rounds() and self._num_sums > 0:
             further.check(self, variables)
             self._is_further = True
+        elif self._counts_rounds():
+            self._first_list = further.names(self, variables)
 
     def _note_failure(self, error: BaseException) -> None:
         client = None if self._is_closed or self.config.comes_back else self.client
