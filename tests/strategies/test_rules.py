@@ -255,6 +255,29 @@ def test_a_rate_that_is_set_in_an_eager_loop_is_refused():
             strategy.run(step)
 
 
+@pytest.mark.parametrize("is_in_graph", [True, False])
+def test_another_optimizer_of_the_same_weights_is_looked_at(is_in_graph):
+    import keras
+    import tensorflow as tf
+
+    with apart("adam(learning_rate=0.01)") as strategy:
+        with strategy.scope():
+            weight = tf.Variable([1.0, 2.0])
+            optimizers = keras.optimizers.SGD(1.0), keras.optimizers.SGD(0.5)
+
+        def train(optimizer):
+            def run():
+                strategy.run(lambda: optimizer.apply([tf.ones([2])], [weight]))
+
+            (tf.function(run) if is_in_graph else run)()
+
+        train(optimizers[0])
+        before = weight.numpy().tolist()
+        with pytest.raises(ConfigError, match=r"take them as they are.*learning_rate=0.5"):
+            train(optimizers[1])
+        assert weight.numpy().tolist() == before
+
+
 _UNLIKE = (
     "gradients of 1 of the 2 variables of the first step, without `w1`; give zeros",
     "2 of the 2 variables of the first step, and of `w2`",

@@ -418,10 +418,10 @@ class PartyStrategy(WithoutServer, Strategy, Party):
                     "Strategies of tf_hips need TensorFlow 2 behaviour: eager outside tf.function. "
                     "Received: a graph around it"
                 )
+            self._check_optimizer(optimizer)  # a list may have another one than before
             if key not in self._sums:
                 if self.loan is not None:
                     self.loan.check(variables)
-                self._check_optimizer(optimizer)
                 self._check_new_sum(variables)
             if self._model is not None:
                 self.beginning.of_model(self._model, variables, optimizer)
