@@ -7,6 +7,8 @@ from tests.support.ranks import ranks
 
 pytestmark = pytest.mark.tf
 
+_REFUSED = "Weights must exist, and be equal on all workers, before gradients.*Received: "
+
 
 @ranks(2)
 def test_what_one_rank_does_alone():
@@ -97,7 +99,7 @@ def test_what_one_rank_does_alone():
     keras.utils.set_random_seed(rank)
     with strategy.scope():
         lazy, optimizer = keras.Sequential([keras.layers.Dense(3)]), keras.optimizers.SGD(0.1)
-    with pytest.raises(ProtocolError, match="Weights must exist before the first eager step"):
+    with pytest.raises(ProtocolError, match=_REFUSED):
         strategy.run(step, (lazy, optimizer))
 
 
@@ -173,3 +175,91 @@ def test_what_rank_0_loads_between_two_fits():
     training.assert_same_on_all_ranks(model)
     np.testing.assert_allclose(normal.moving_mean.numpy(), np.mean(means, 0), rtol=1e-6)
     assert not (normal.moving_mean.numpy() == 0.25).any()
+
+
+@ranks(2)
+def test_gradients_of_weights_that_were_others_are_refused_by_both():
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    import tf_hips
+    from tf_hips.comm import primitives
+    from tf_hips.errors import ProtocolError
+
+    rank = primitives.rank()
+    strategy = tf_hips.CompressedRing()
+    with strategy.scope():
+        of_first, of_late, of_third, of_fourth = (keras.optimizers.SGD(0.5) for _ in range(4))
+
+    def make(name):
+        return tf.Variable([1.0 + rank, 2.0], name=name)
+
+    def gradient(weight):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(weight**2) / 4  # the mean of both ranks'
+        return tape.gradient(loss, weight)
+
+    def refused(match, action):
+        with pytest.raises(ProtocolError, match=match):
+            action()
+
+    # A weight that is made in an eager step, in which another one is reduced first.
+    with strategy.scope():
+        first = make("first")
+    late = []
+
+    def step():
+        if not late:
+            late.append(make("late"))
+        gradients = gradient(first), gradient(late[0])
+        of_first.apply(gradients[:1], [first])
+        of_late.apply(gradients[1:], late)
+
+    refused(f"{_REFUSED}gradients of late", lambda: strategy.run(step))
+    strategy.run(step)
+    np.testing.assert_array_equal(first, [0.25, 0.5])  # it was reduced both times
+    np.testing.assert_array_equal(late[0], [0.5, 1.0])
+
+    # Gradients that another function has computed.
+    with strategy.scope():
+        third = make("third")
+    compute = tf.function(lambda: strategy.run(gradient, (third,)))
+
+    @tf.function
+    def apply(value):
+        strategy.run(lambda: of_third.apply([value], [third]))
+
+    computed = compute()
+    refused(f"{_REFUSED}gradients of third", lambda: apply(computed))
+    strategy.run(lambda: None)  # as the message says
+    apply(compute())
+    np.testing.assert_array_equal(third, [0.5, 1.0])
+
+    # Weights that rank 0 loads behind a step of another kind.
+    with strategy.scope():
+        fourth = make("fourth")
+    strategy.run(lambda: fourth + 1.0)
+    if rank == 0:
+        fourth.assign([7.0, 7.0])
+
+    @tf.function
+    def train():
+        strategy.run(lambda: of_fourth.apply([gradient(fourth)], [fourth]))
+
+    refused("must be equal when they are trained.*fourth.*ranks 0 and 1", train)
+    fourth.assign([7.0, 7.0])
+    train()
+    np.testing.assert_array_equal(fourth, [3.5, 3.5])
+
+    # Updates without an optimizer, and what ranks meet for is known already.
+    for name in ("fifth", "sixth"):
+        with strategy.scope():
+            weight = make(name)
+
+        def move(weight):
+            total = tf.distribute.get_replica_context().all_reduce("SUM", weight + 0.0)
+            weight.assign_sub(total / 2.0)
+
+        tf.function(lambda: strategy.run(move, (weight,)))()  # noqa: B023 - at once
+        np.testing.assert_array_equal(weight, [0.0, 0.0])

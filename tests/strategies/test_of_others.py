@@ -22,16 +22,18 @@ COMMON = ("step", "basis_0")
 class _Strategy:
     """As much of a strategy as its state asks for."""
 
-    global_rank = 0
     num_replicas_in_sync = 2
 
-    def __init__(self):
-        self.config = types.SimpleNamespace(seed=7)
-
-    def _codecs(self):
+    def __init__(self, codec="error_feedback(onebit)", above=None, rank=0):
         from tf_hips.ops.compressor import parse
 
-        return {"compression": parse("error_feedback(onebit)")}
+        self.config = types.SimpleNamespace(seed=7)
+        self.global_rank = rank
+        self.above = None if above is None else parse(above)
+        self._codec = parse(codec)
+
+    def _codecs(self):
+        return {"compression": self._codec}
 
     def _way_facts(self):
         return {}
@@ -80,3 +82,32 @@ def test_residuals_of_others_are_not_taken(tmp_path, is_of_others):
     kept = [0.0] if is_of_others else [5.0]
     assert {name: found[name] for name in OWN} == {name: kept for name in OWN}
     assert state.is_of_others == is_of_others
+
+
+@pytest.mark.parametrize(
+    ("codec", "above", "keeps"),
+    [
+        ("fp32", "error_feedback(onebit)", True),  # of lists behind the first one, above a server
+        ("error_feedback(onebit)", None, True),
+        ("fp32", "onebit", False),
+        ("fp32", None, False),
+    ],
+)
+def test_what_a_rank_keeps_is_no_other_ones(tmp_path, codec, above, keeps):
+    import tensorflow as tf
+
+    from tf_hips.errors import ProtocolError
+    from tf_hips.strategies.state import StrategyState
+
+    def taken_up(rank):
+        own = [_Strategy(codec, above, one) for one in (0, rank)]
+        giver, taker = (StrategyState(one) for one in own)
+        tf.train.Checkpoint(state=giver).write(str(tmp_path / "state"))
+        tf.train.Checkpoint(state=taker).read(str(tmp_path / "state"))
+
+    taken_up(0)
+    if keeps:
+        with pytest.raises(ProtocolError, match="rank is 1 and was 0 when the state was saved"):
+            taken_up(1)
+    else:
+        taken_up(1)

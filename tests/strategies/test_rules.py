@@ -3,6 +3,7 @@
 
 import contextlib
 import json
+import re
 import types
 
 import pytest
@@ -254,6 +255,29 @@ def test_a_rate_that_is_set_in_an_eager_loop_is_refused():
             strategy.run(step)
 
 
+@pytest.mark.parametrize("is_in_graph", [True, False])
+def test_another_optimizer_of_the_same_weights_is_looked_at(is_in_graph):
+    import keras
+    import tensorflow as tf
+
+    with apart("adam(learning_rate=0.01)") as strategy:
+        with strategy.scope():
+            weight = tf.Variable([1.0, 2.0])
+            optimizers = keras.optimizers.SGD(1.0), keras.optimizers.SGD(0.5)
+
+        def train(optimizer):
+            def run():
+                strategy.run(lambda: optimizer.apply([tf.ones([2])], [weight]))
+
+            (tf.function(run) if is_in_graph else run)()
+
+        train(optimizers[0])
+        before = weight.numpy().tolist()
+        with pytest.raises(ConfigError, match=r"take them as they are.*learning_rate=0.5"):
+            train(optimizers[1])
+        assert weight.numpy().tolist() == before
+
+
 _UNLIKE = (
     "gradients of 1 of the 2 variables of the first step, without `w1`; give zeros",
     "2 of the 2 variables of the first step, and of `w2`",
@@ -305,6 +329,35 @@ def test_a_list_of_variables_that_changes_is_gathered_where_rules_only_add_up(ca
         [record] = [one for one in caplog.records if "packets of all parties" in one.getMessage()]
         assert (record.levelname, "`w3`" in record.getMessage()) == ("INFO", True)
         assert [float(one[0]) for one in (*first[1:], *apart_from_it[1:])] == [-4.0, -3.0, 0.0]
+
+
+def test_a_list_behind_one_whose_model_is_gone(caplog):
+    import gc
+
+    import tensorflow as tf
+
+    def train(strategy, name):
+        with strategy.scope():
+            variables = [tf.Variable([1.0], name=f"{name}{place}") for place in range(2)]
+            optimizer = _of_scope(variables)
+        pairs = [(tf.ones([1]), variable) for variable in variables]
+        strategy.run(lambda: optimizer.apply_gradients(pairs))
+
+    def train_two(strategy):
+        train(strategy, "old")
+        gc.collect()
+        train(strategy, "new")
+
+    caplog.set_level("INFO", logger="absl")  # others may have made it quiet
+    told = r"`new0` and 1 more.*the model of the first step \(`old0` and 1 more\) is gone"
+    refused = pytest.raises(ValueError, match=rf"rule is adam.*gradients of {told}; start another")
+    with apart("adam(learning_rate=0.01)") as strategy, refused:
+        train_two(strategy)
+    with apart("sum") as strategy:
+        train_two(strategy)
+    [message] = [one.getMessage() for one in caplog.records if "is gone" in one.getMessage()]
+    assert re.search(told, message)
+    assert "packets of all parties" in message
 
 
 def _of_scope(variables):

@@ -4,9 +4,10 @@
 In the party    as often as something new is trained: the model's weights and random states, and the
                 optimizer's variables; in a custom loop, where no model is known, the variables of
                 the gradients and all that was created in the strategy's scope.
-Over parties    when the weights that are trained exist; again when others are trained that came
-                later, where parties keep step. What else appears later is made equal in the party
-                only, so it must begin equal everywhere, as the slots of an optimizer do.
+Over parties    when the weights that are trained exist; again where parties keep step, when others
+                are trained that came later, and in a custom loop whenever ranks meet behind that.
+                What else appears later is made equal in the party only, so it must begin equal
+                everywhere, as the slots of an optimizer do.
 
 Whether ranks meet here is decided by what they do alike (the first step, the first reduction of a
 list of gradients), not by what a rank happens to have: a variable that only one of them made, or
@@ -14,19 +15,19 @@ has not collected yet, is an error on all of them and no wait without end.
 
 Before a step     an eager one: when it begins. One in a graph: while it is traced, where it
                   reduces; nothing of it has run by then. A trace that reduces nothing is no
-                  occasion: one rank may make it alone.
+                  occasion: one rank may make it alone. So a later one is, where it has read weights
+                  by then that are new: those of a model that it computes with, and may not train.
 Changed by steps  what is not trained (gradients that are accumulated, counters) is left to each
-                  worker, once a step has changed it on any before ranks met; gradients that were
-                  computed with weights which differed are refused. (Not where ranks meet for
-                  something else between a step that keeps them and weights' first meeting over
-                  parties that comes later: what was made equal in the party is not looked at.)
+                  worker, once a step has changed it on any before ranks met.
+Computed before   gradients that steps have kept, or that exist when they are handed over (`kept`,
+                  `computed`), are refused where their weights were not the same on all workers.
 
-Invariants: nothing is trained over parties that was not made equal over parties. What a step has
-written is never another worker's, but in weights that are trained for the first time.
+Invariants: nothing is trained over parties that was not made equal over parties, nor by gradients
+of weights that were others on another worker. What a step has written is never another worker's,
+but in weights that are trained for the first time.
 """
 
 import gc
-import hashlib
 import weakref
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Any
@@ -42,10 +43,12 @@ from tf_hips.errors import ProtocolError
 from tf_hips.strategies.adapted import Adapted, adapted, as_bytes, check_bytes, check_equal
 from tf_hips.strategies.born import Born, functions_being_traced
 from tf_hips.strategies.changes import Changes, digest_of, is_ready
+from tf_hips.strategies.computed import Handed, Moved, are_fed, computed_before, read
 from tf_hips.strategies.kept import check_kept, computed_with_others, suspected
-from tf_hips.strategies.replicas import FirstSync, check_equal_shapes, synchronise, value_of
+from tf_hips.strategies.replicas import FirstSync, check_equal_shapes, synchronise
 
 STEP = "a step"
+_NOTHING = Handed()
 _ADVICE = ". Variables of one rank alone belong outside of `strategy.scope()`."
 
 
@@ -73,6 +76,28 @@ class Beginning:
         self._awaiting_slots: dict[Hashable, weakref.ref[tf.Graph]] = {}
         self._num_trainable = 0
         self._changes = Changes()
+        self._moved = Moved()
+
+    def begin_step(self) -> None:
+        """To be called when a step begins that is in no other one."""
+        self._moved.begin_step()
+
+    def handed(
+        self, gradients: Sequence[Any] | None = None, trained: Sequence[tf.Variable] = ()
+    ) -> Handed:
+        """What is seen of a step that hands over `gradients` of `trained`, or other sums.
+
+        Called where it does, in the graph that is being traced.
+        """
+        if tf.executing_eagerly():
+            return Handed(gradients)
+        own, alive = {id(one) for one in trained}, self._alive()
+        if gradients is not None and not are_fed(gradients, trained, alive):
+            gradients = None
+        new = [one for one in alive if _may_be_trained(one) and not self._is_settled(one)]
+        found = read(one for one in new if id(one) not in own)
+        with tf.init_scope():
+            return Handed(gradients, [one for one in found if is_ready(one)])
 
     def record(self, variable: tf.Variable, *, in_step: bool = False) -> None:
         """Remembers a variable that was created in the strategy's scope.
@@ -127,6 +152,7 @@ class Beginning:
         model: keras.Model,
         trained: Sequence[tf.Variable] | None = None,
         optimizer: Any = None,
+        handed: Handed = _NOTHING,
     ) -> None:
         """Makes equal what is new in a Keras model.
 
@@ -134,23 +160,40 @@ class Beginning:
             model: the model whose step this is.
             trained: the variables whose gradients are being reduced; None before the step.
             optimizer: the optimizer that reduces them; None before the step.
+            handed: what is seen of the step where it hands over gradients.
 
         Raises:
             ProtocolError: ranks or parties differ, also in what layers have learned by `adapt`; or
-                something is trained over parties that came after these had been made equal.
+                something is trained over parties that came after these had been made equal; or
+                gradients were computed with other weights.
         """
         if not _are_ready(trained):
             return
+        if trained and handed.computed is not None:
+            self._check_moved(trained, handed.computed)
+            if not self.is_equal(trained):
+                self._check_alike(trained, is_computed=True)
         # All of the model's, also those that step later: what a backup then gives each worker for
         # itself must not be made equal any more.
         optimizers = [*optimizers_of(model), *([] if optimizer is None else [optimizer])]
         slots = [slot for one in optimizers for slot in one.variables]
-        owned = [*model.variables, *slots, *(trained or [])]
+        owned = [*model.variables, *slots, *(trained or []), *handed.read]
         variables = [variable for variable in _unique(owned) if is_ready(variable)]
-        if trained is None and all(layer.built for layer in model._flatten_layers()):
+        if trained is None and self._may_meet_before(model):
             trained = _unique(model.trainable_variables)
+        certainly = trained
+        if trained and handed.read and self._meeting() is not None:
+            trained = [*trained, *handed.read]
         self._make_equal(
-            variables, trained, optimizers, advice="", is_collective=False, model=model
+            variables,
+            trained,
+            optimizers,
+            advice="",
+            is_collective=False,
+            is_used=True,
+            is_computed=handed.computed is not None,
+            model=model,
+            certainly=certainly,
         )
 
     def of_loop(
@@ -160,16 +203,18 @@ class Beginning:
         optimizer: Any = None,
         *,
         graphs: Sequence[tf.Graph] = (),
-        is_computed: bool = False,
+        handed: Handed = _NOTHING,
     ) -> None:
         """Makes equal what a custom loop uses; once for each `occasion`, equal on all ranks.
+
+        And once more where a step reads weights that ranks have not met over.
 
         Args:
             occasion: what tells this call from others.
             trained: the variables whose gradients are being reduced, if any are.
             optimizer: the optimizer that reduces them.
             graphs: the functions that are being traced.
-            is_computed: whether the gradients have their values, as in an eager step.
+            handed: what is seen of the step where it hands over gradients.
 
         Raises:
             ProtocolError: as in `of_model`; or gradients were computed with other weights.
@@ -177,14 +222,18 @@ class Beginning:
         is_step = occasion == STEP
         if is_step:
             occasion = (occasion, self._num_trainable)  # again when there is another model
-        if occasion in self._occasions:
+        is_known = occasion in self._occasions
+        if is_known and not handed.read:
             self._take_slots(occasion, optimizer, graphs)
             return
         if not _are_ready(trained):
             if primitives.size() > 1 or self.first_sync is not None:
                 self._born.check(_unique(trained or []), graphs, occasion)
             return
-        self._meet_in_loop(trained, optimizer, is_step=is_step, is_computed=is_computed)
+        self._meet_in_loop(trained, optimizer, is_step=is_step, computed=handed.computed)
+        if is_known:
+            self._take_slots(occasion, optimizer, graphs)
+            return
         self._born.note_met(occasion)
         self._occasions.add(occasion)  # not where they differ: they may be mended, and try again
         slots = [] if optimizer is None else _unique(optimizer.variables)
@@ -221,20 +270,19 @@ class Beginning:
         optimizer: Any,
         *,
         is_step: bool,
-        is_computed: bool,
+        computed: Sequence[Any] | None,
     ) -> None:
         gc.collect()  # what is gone on one rank must be gone on all
-        known = [reference() for reference in self._known.values()]
-        alive = [variable for variable in known if variable is not None]
+        alive = self._alive()
         certainly = trained or []
-        if is_step and self._meeting() is not None:
-            # It is going to compute gradients with some of these; a lazy model has none yet.
-            maybe = [one for one in alive if one.trainable and one.dtype.is_floating]
-            trained = _unique(one for one in maybe if is_ready(one)) or None
+        if (is_step or self._has_met) and self._meeting() is not None:
+            # Steps may compute gradients with any of these; a lazy model has none yet.
+            maybe = [one for one in alive if _may_be_trained(one)]
+            trained = _unique(one for one in [*certainly, *maybe] if is_ready(one)) or None
         self._check_shared(certainly)
-        is_late = not self._have_met(certainly) and self._meeting() is not None
-        if is_computed and (is_late or not self.is_equal(certainly)):
-            self._check_computed(certainly)
+        if computed is not None:
+            self._check_moved(certainly, computed)
+        self._check_alike(certainly, is_computed=computed is not None)
         optimizers = [] if optimizer is None else [optimizer]
         slots = [slot for one in optimizers for slot in one.variables]
         owned = [*(trained or []), *slots, *alive]
@@ -245,9 +293,23 @@ class Beginning:
             optimizers,
             advice=_ADVICE,
             is_collective=True,
-            is_computed=is_computed,
+            is_used=computed is not None,
+            is_computed=computed is not None,
             certainly=certainly,
         )
+
+    def _may_meet_before(self, model: keras.Model) -> bool:
+        """Whether parties may meet before a step: over all weights, or they can once more."""
+        if all(layer.built for layer in model._flatten_layers()):
+            return True
+        weights = _unique(model.trainable_variables)
+        may_meet_again = self.next_sync is not None and self.next_sync() is not None
+        return may_meet_again and bool(weights) and _are_ready(weights)
+
+    def _alive(self) -> list[tf.Variable]:
+        """What was created in the scope and is not gone, in that order."""
+        known = [reference() for reference in self._known.values()]
+        return [variable for variable in known if variable is not None]
 
     def _check_shared(self, trained: Sequence[tf.Variable]) -> None:
         """Raises if something is trained that was left to each worker when the parties met."""
@@ -258,17 +320,40 @@ class Beginning:
                     f"equal. Received: {one.name}, which steps had changed before"
                 )
 
-    def _check_computed(self, trained: Sequence[tf.Variable]) -> None:
-        """Raises if gradients that exist already were computed with weights that differ."""
-        own = hashlib.sha256(b"".join(value_of(one).tobytes() for one in trained)).hexdigest()
-        digests = primitives.gather_objects(own, "weights of a first eager step")
-        if len(set(digests)) > 1 or self.first_sync is not None:
+    def _check_moved(self, trained: Sequence[tf.Variable], gradients: Sequence[Any]) -> None:
+        """Raises if weights have become others since `gradients` of them were computed."""
+        moved = self._moved.first(trained, gradients)
+        if moved is not None:
+            raise ProtocolError(computed_before(moved.name))
+
+    def _check_alike(self, trained: Sequence[tf.Variable], *, is_computed: bool) -> None:
+        """Raises where ranks train weights that differ, and nothing can make them equal in time.
+
+        Because there are gradients of them; or because that is over, and one rank has loaded others
+        since, or a step has set them by the rows of each. Of other parties, their meeting knows.
+
+        Args:
+            trained: the weights.
+            is_computed: whether there are gradients of them.
+        """
+        met = [one for one in trained if _holds(self._equal, one)]
+        chosen = trained if is_computed else met
+        if not chosen:
+            return
+        digests = [digest_of(one) for one in chosen]
+        everyone = primitives.gather_objects(digests, "weights that are trained first")
+        for variable, *told in zip(chosen, *everyone, strict=True):
+            if len(set(told)) == 1:
+                continue
+            if not _holds(self._equal, variable):
+                raise ProtocolError(computed_before(variable.name))
+            rank = next(rank for rank, one in enumerate(told) if one != told[0])
             raise ProtocolError(
-                "Weights must exist before the first eager step computes gradients with them. "
-                f"Received: {trained[0].name} and others, made inside of the step (or it is the "
-                "first one, in `tf_hips.local()`), which other workers may begin with other "
-                "values. Build the model before the loop (`model.build(shape)`), or put the step "
-                "into a `tf.function`."
+                "Weights that were made equal must be equal when they are trained. Received: "
+                f"{variable.name}, which something else has set since, and differs between the "
+                f"ranks 0 and {rank}. Load weights on all workers, or on the first one before "
+                "anything runs by `strategy.run`; and what a step sets by its own rows must be "
+                "reduced (`all_reduce`)."
             )
 
     def _make_equal(
@@ -279,10 +364,24 @@ class Beginning:
         *,
         advice: str,
         is_collective: bool,
-        is_computed: bool = True,
+        is_used: bool,
+        is_computed: bool,
         model: keras.Model | None = None,
         certainly: Sequence[tf.Variable] | None = None,
     ) -> None:
+        """Makes due ones of `variables` equal, over the parties if `trained` has not met.
+
+        Args:
+            variables: all that may be due.
+            trained: what is trained now, or may be.
+            optimizers: whose slots are in `variables`.
+            advice: what an error about shapes ends with.
+            is_collective: whether all ranks call this, whatever is due.
+            is_used: whether steps may have used all of it.
+            is_computed: whether gradients of what is trained have their values.
+            model: the model, if one is known.
+            certainly: what is trained now; None: all of `trained`.
+        """
         certainly = (trained if certainly is None else certainly) or []
         exempt = {id(one) for one in certainly}
         meets = trained is not None and not self._have_met(trained)
@@ -309,14 +408,26 @@ class Beginning:
         left = self._changed(chosen, exempt) if chosen else set()
         suspects = suspected(chosen, left, exempt)
         used = check_kept(
-            chosen, left, suspects, lambda one: is_computed or not self._changes.is_unused(one)
+            chosen, left, suspects, lambda one: is_used or not self._changes.is_unused(one)
         )
+        # Gradients of these may exist already; of what is trained now that has been looked at.
+        others = [
+            one
+            for place, one in enumerate(chosen)
+            if place not in left and _may_be_trained(one) and id(one) not in exempt
+        ]
+        others = others if is_collective or is_computed else []
+        before = [digest_of(one) for one in others]
         if meets:
             if self._has_met and primitives.rank() == 0:  # a party that is alone here says why
                 names = ", ".join(one.name.removesuffix(":0") for one in chosen[:5])
                 more = f" and {len(chosen) - 5} more" if len(chosen) > 5 else ""
                 log.info("Parties make equal what came later: %s%s.", names, more)
-            self._meet(chosen, optimizers, learned, left, suspects, used)
+            computed = [place for place, one in enumerate(chosen) if id(one) in exempt]
+            sync = self._met_over_parties(
+                chosen, optimizers, learned, suspects, used, computed if is_computed else []
+            )
+            synchronise(chosen, sync, left)
             self._has_met = True
             _add(self._met, chosen)
             _add(self._shared, [one for place, one in enumerate(chosen) if place not in left])
@@ -325,6 +436,18 @@ class Beginning:
         _add(self._equal, [one for place, one in enumerate(chosen) if place not in left])
         _add(self._settled, chosen)
         self._forget(chosen, left)
+        if others:
+            self._note_moved(others, before, in_step=is_computed)
+
+    def _note_moved(
+        self, variables: Sequence[tf.Variable], before: Sequence[str], *, in_step: bool
+    ) -> None:
+        """Remembers which of `variables` have become others on any rank; `before` are digests."""
+        own = [digest_of(one) != was for one, was in zip(variables, before, strict=True)]
+        everyone = primitives.gather_objects(own, "which weights have become others")
+        moved = [any(told) for told in zip(*everyone, strict=True)]
+        chosen = [one for one, has_moved in zip(variables, moved, strict=True) if has_moved]
+        self._moved.add(chosen, in_step=in_step)
 
     def _changed(self, variables: Sequence[tf.Variable], exempt: Collection[int]) -> set[int]:
         """Places of those that a step has changed on any rank; not of ids that are `exempt`.
@@ -373,21 +496,21 @@ class Beginning:
     def _is_settled(self, variable: tf.Variable) -> bool:
         return _holds(self._settled, variable)
 
-    def _meet(
+    def _met_over_parties(
         self,
         variables: list[tf.Variable],
         optimizers: Sequence[Any],
         learned: Adapted,
-        left: Collection[int],
         suspects: Sequence[int],
         used: Collection[int],
-    ) -> None:
-        """Makes `variables` equal over the parties, on all ranks.
+        computed: Collection[int],
+    ) -> FirstSync:
+        """How `variables` are made equal over the parties.
 
-        What layers have `learned` travels behind them, to be compared. What is `left` to each
-        worker travels, too: parties need not have changed the same. Where steps have computed
-        `suspects` of it with others of the weights that they `used` than those that come, that is
-        an error.
+        What layers have `learned` travels behind them, to be compared. What is left to each worker
+        travels, too: parties need not have changed the same. Where steps have computed `suspects`
+        of it with others of the weights that they `used` than those that come, that is an error;
+        so it is where there are gradients of weights that were `computed` with others.
         """
         slots: set[int] = set()
         for optimizer in optimizers:
@@ -418,12 +541,24 @@ class Beginning:
                 np.broadcast_to(one, value.shape) if short else one
                 for one, value, short in zip(synced, values, is_short, strict=True)
             ]
-            if any(found[place].tobytes() != values[place].tobytes() for place in used):
+            moved = {
+                place
+                for place in {*used, *computed}
+                if found[place].tobytes() != values[place].tobytes()
+            }
+            if moved & {*computed}:
+                self._refused = computed_before(variables[min(moved & {*computed})].name)
+            elif moved:
                 self._refused = computed_with_others(variables[suspects[0]].name)
+            if self._refused is not None:
                 raise ProtocolError(self._refused)
             return found
 
-        synchronise(variables, exchange, left)
+        return exchange
+
+
+def _may_be_trained(variable: tf.Variable) -> bool:
+    return bool(variable.trainable) and variable.dtype.is_floating
 
 
 def _unique(owned: Iterable[Any]) -> list[tf.Variable]:

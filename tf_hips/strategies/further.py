@@ -32,7 +32,7 @@ from tf_hips.ps.terms.tree import bundle
 from tf_hips.strategies import lying
 from tf_hips.strategies.gradients import Gradient, Summing
 from tf_hips.strategies.replicas import FirstSync
-from tf_hips.strategies.rules import unlike
+from tf_hips.strategies.rules import some, unlike
 from tf_hips.strategies.uplink import SlowTier, Uplink, make_uplink
 
 if TYPE_CHECKING:
@@ -60,6 +60,16 @@ def why_not(strategy: "HierarchicalPS") -> str | None:
     return None
 
 
+def names(strategy: "HierarchicalPS", variables: Sequence[tf.Variable]) -> dict[str, str]:
+    """Names of those of `variables` that are trained, by their ids; not of layers' statistics."""
+    moved = {one._unique_id for made in strategy._statistics.values() for one in made.variables}
+    return {
+        one._unique_id: one.name.removesuffix(":0")
+        for one in variables
+        if one._unique_id not in moved
+    }
+
+
 def check(strategy: "HierarchicalPS", variables: Sequence[tf.Variable]) -> None:
     """Looks at a list of gradients behind the first one; says how it is summed.
 
@@ -70,29 +80,27 @@ def check(strategy: "HierarchicalPS", variables: Sequence[tf.Variable]) -> None:
     Raises:
         ValueError: the run has one list only.
     """
-    moved = {one._unique_id for made in strategy._statistics.values() for one in made.variables}
-    trained = [one for one in variables if one._unique_id not in moved]
-    first = {
-        one: gradient.name
-        for key, made in list(strategy._sums.items())[:1]
-        for one, gradient in zip(key, made.gradients, strict=True)
-        if one not in moved
-    }
+    first, trained = strategy._first_list, names(strategy, variables)
+    # What sums a list goes with its model.
+    is_gone = bool(first) and not any(key[: len(first)] == tuple(first) for key in strategy._sums)
+    told = some(list(trained.values()))
+    gone = f"the model of the first step ({some(list(first.values()))}) is gone"
     reason = why_not(strategy)
     if reason is not None:
+        now = f"gradients of {told}, and {gone}; start another run for another model"
         raise ValueError(
             f"This run trains one model with one optimizer: {reason}. "
-            f"Received: {unlike(first, trained)}"
+            f"Received: {now if is_gone else unlike(first, trained)}"
         )
     if primitives.rank() != 0:
         return
     how = "come down as packets of all parties, and do not go in rounds, as those of the first step"
-    if any(one._unique_id in first for one in trained):
+    if is_gone:
+        log.info("Gradients of %s %s did: %s, and no other list takes its place.", told, how, gone)
+    elif any(one in first for one in trained):
         log.warning("These %s: %s", how, unlike(first, trained))
     else:
-        more = f" and {len(trained) - 1} more" if len(trained) > 1 else ""
-        name = trained[0].name.removesuffix(":0") if trained else "nothing"
-        log.info("Gradients of `%s`%s %s.", name, more, how)
+        log.info("Gradients of %s %s.", told, how)
 
 
 def summing(strategy: "HierarchicalPS", gradients: Sequence[Gradient], label: str) -> Summing:

@@ -59,6 +59,7 @@ from tf_hips.strategies import further, lying
 from tf_hips.strategies.agreeing import as_texts, doubted, from_texts
 from tf_hips.strategies.backups import PartyBackups
 from tf_hips.strategies.chosen import chosen_compression, chosen_intra
+from tf_hips.strategies.computed import Handed
 from tf_hips.strategies.connected import ConnectedStrategy, waiting_for_round
 from tf_hips.strategies.gradients import Gradient, GradientSum, Summing
 from tf_hips.strategies.in_party import InParty
@@ -191,6 +192,7 @@ class HierarchicalPS(ConnectedStrategy):
             check_for_sums(self._up)
         self._statistics: dict[tuple[str, ...], Statistics] = {}
         self._is_further = False  # whether the list that is being made is not the run's first
+        self._first_list: dict[str, str] = {}  # names of its variables, by their ids
         super().__init__(nonfinite, config)
         if is_single and primitives.size() > 1:
             raise ValueError(
@@ -361,6 +363,8 @@ class HierarchicalPS(ConnectedStrategy):
         if self._counts_rounds() and self._num_sums > 0:
             further.check(self, variables)
             self._is_further = True
+        elif self._counts_rounds():
+            self._first_list = further.names(self, variables)
 
     def _note_failure(self, error: BaseException) -> None:
         client = None if self._is_closed or self.config.comes_back else self.client
@@ -415,8 +419,9 @@ class HierarchicalPS(ConnectedStrategy):
     def _reduce_gradients(
         self, values: Sequence[Any], variables: Sequence[tf.Variable], optimizer: Any
     ) -> list[tf.Tensor]:
+        handed = self.beginning.handed(values, variables)
         with tf.init_scope():
-            statistics = self._statistics_of(variables, optimizer)
+            statistics = self._statistics_of(variables, optimizer, handed)
         if statistics is None:
             return super()._reduce_gradients(values, variables, optimizer)
         count = len(values)
@@ -426,7 +431,12 @@ class HierarchicalPS(ConnectedStrategy):
         statistics.take(sums[count:])
         return sums[:count]
 
-    def _statistics_of(self, variables: Sequence[tf.Variable], optimizer: Any) -> Statistics | None:
+    def _statistics_of(
+        self,
+        variables: Sequence[tf.Variable],
+        optimizer: Any,
+        handed: Handed,
+    ) -> Statistics | None:
         """What of a model goes up beside its gradients, where parties do not wait."""
         model = self._model
         if model is None or self.loan is not None:
@@ -437,7 +447,7 @@ class HierarchicalPS(ConnectedStrategy):
             return None
         key = tuple(variable._unique_id for variable in variables)
         if key not in self._statistics:
-            self.beginning.of_model(model, variables, optimizer)
+            self.beginning.of_model(model, variables, optimizer, handed)
             self._statistics[key] = Statistics(
                 chosen, factor / primitives.size(), self.make_variable
             )

@@ -289,6 +289,8 @@ class PartyStrategy(WithoutServer, Strategy, Party):
             self.beginning.note_used()
             return super().run(fn, args, kwargs, options)
         outer = self._model, self._is_running
+        if not self._is_running:
+            self.beginning.begin_step()
         self._model, self._is_running = model, True
         before = self._num_reductions
         if self.loan is not None:
@@ -389,8 +391,9 @@ class PartyStrategy(WithoutServer, Strategy, Party):
         check_not_compiled()
         # An eager step has begun already, and may have written since.
         if self._is_running and self._model is None and not tf.executing_eagerly():
+            handed = self.beginning.handed()
             with tf.init_scope():
-                self.beginning.of_loop("reduce")
+                self.beginning.of_loop("reduce", handed=handed)
 
     def _gather_rows(self, rows: tf.Tensor) -> tf.Tensor:
         """Joins `rows` of all ranks of the party along axis 0, in rank order."""
@@ -411,29 +414,27 @@ class PartyStrategy(WithoutServer, Strategy, Party):
             check_not_compiled()  # else nothing is in there that XLA lacks
         self._num_reductions += 1
         key = tuple(variable._unique_id for variable in variables)
-        is_computed, graphs = tf.executing_eagerly(), functions_being_traced()
+        graphs, handed = functions_being_traced(), self.beginning.handed(values, variables)
         with tf.init_scope():
             if not tf.executing_eagerly():
                 raise ProtocolError(
                     "Strategies of tf_hips need TensorFlow 2 behaviour: eager outside tf.function. "
                     "Received: a graph around it"
                 )
+            self._check_optimizer(optimizer)  # a list may have another one than before
             if key not in self._sums:
                 if self.loan is not None:
                     self.loan.check(variables)
-                self._check_optimizer(optimizer)
                 self._check_new_sum(variables)
             if self._model is not None:
-                self.beginning.of_model(self._model, variables, optimizer)
+                self.beginning.of_model(self._model, variables, optimizer, handed)
             else:
                 if optimizer not in self._optimizers:  # an id would be used again
                     self._optimizers[optimizer] = next(self._numbers)
                 occasion = (key, self._optimizers[optimizer])
                 if not self._is_running:  # nobody looks behind it
                     graphs = graphs[:1]
-                self.beginning.of_loop(
-                    occasion, variables, optimizer, graphs=graphs, is_computed=is_computed
-                )
+                self.beginning.of_loop(occasion, variables, optimizer, graphs=graphs, handed=handed)
             if key not in self._sums:
                 with self._state.new_list(variables):
                     made = self._make_sum(values, variables)

@@ -179,14 +179,13 @@ def _changes(optimizer: Any) -> str | None:
     return None
 
 
-def unlike(first: Mapping[str, str], variables: Sequence[tf.Variable]) -> str:
+def unlike(first: Mapping[str, str], now: Mapping[str, str]) -> str:
     """How a list of variables differs from that of the first step, and what to do.
 
     Args:
         first: names of the first step's variables, by their ids.
-        variables: what there are gradients of now.
+        now: the same of what there are gradients of now.
     """
-    now = {variable._unique_id: variable.name.removesuffix(":0") for variable in variables}
     missing = [name for one, name in first.items() if one not in now]
     new = [name for one, name in now.items() if one not in first]
     if len(new) == len(now):
@@ -196,16 +195,19 @@ def unlike(first: Mapping[str, str], variables: Sequence[tf.Variable]) -> str:
     count = len(first)
     text = f"gradients of {count - len(missing)} of the {count} variables of the first step"
     if missing:
-        text += f", without {_some(missing)}"
+        text += f", without {some(missing)}"
     if new:
-        text += f", and of {_some(new)}"
+        text += f", and of {some(new)}"
     return (
         f"{text}; give zeros for what is not trained in a step, and to train other layers begin a "
         "new run from saved weights"
     )
 
 
-def _some(names: Sequence[str]) -> str:
+def some(names: Sequence[str]) -> str:
+    """The first of `names`, and how many there are; for messages."""
+    if not names:
+        return "nothing"
     return f"`{names[0]}`" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 

@@ -195,7 +195,10 @@ class StrategyState(tf.Module):
             facts |= strategy._way_facts()
             facts["seed"] = strategy.config.seed
             facts["number of workers"] = strategy.num_replicas_in_sync
-        if any(codec.has_state for codec in used):
+        # Of gradients that go in rounds the party's own server encodes what goes further up, and
+        # keeps what that drops; of all others (see `further`) this worker.
+        above = [] if strategy.above is None else [strategy.above]
+        if any(codec.has_state for codec in [*used, *above]):
             facts["rank"] = strategy.global_rank
             facts["number of ranks"] = primitives.size()
         return facts
