@@ -13,6 +13,10 @@
             "as used" ours have all
     calls   what a call on 16 floats takes, in the C library and as a TensorFlow op
 
+Buffers lie on lines of 64 bytes, as TensorFlow's do, and not 256 MiB apart, as vectors of 64 Mi
+floats would otherwise (docs/decisions/0077-processors-that-read-ahead.md); codecs with state have
+63 Mi floats.
+
 What is compared alternates, round by round; a result is the median of the rounds' ratios, and
 `interval` holds the median of other rounds in nine cases of ten. What must be moved, in bytes per
 element: 4 for each time that the gradient is read (twice where a scale or a threshold of the whole
@@ -28,6 +32,7 @@ import argparse
 import concurrent.futures
 import ctypes
 import functools
+import math
 import multiprocessing
 import os
 import statistics
@@ -38,6 +43,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from benchmarks import closing, codecs_peers, harness
 from benchmarks.codecs_bound import TOO_LOW, Bound, Streams, build_helper
@@ -60,6 +66,10 @@ _SCATTERED = (*_SPARSE, "bisparse", "randomk")
 _LINE = 16  # floats
 # Merges that a target is about.
 _MERGED = ("onebit",)
+
+# Buffers lie as far apart as those of models do: some processors find a line in their first-level
+# cache by bits 6 to 27 of its address, and then hold one of two lines that differ in none of these.
+_APART, _PERIOD, _LINE_BYTES = 9 << 20, 1 << 28, 64
 
 Row = dict[str, Any]
 
@@ -123,6 +133,14 @@ def _only(row: Row, columns: Sequence[str]) -> Row:
     return {**shown, "codec": row["codec"].split("(")[0]} if "id" in columns else shown
 
 
+def _room(place: int, size: int, dtype: npt.DTypeLike = np.float32) -> np.ndarray:
+    """Zeros; buffers of different places lie apart, each on a line of 64 bytes as in TensorFlow."""
+    num_bytes = size * np.dtype(dtype).itemsize
+    raw = np.zeros(num_bytes + _PERIOD, np.uint8)
+    begin = (place * _APART + _LINE_BYTES - raw.ctypes.data) % _PERIOD
+    return raw[begin : begin + num_bytes].view(dtype)
+
+
 def _row(codec: str, what: str, ratio: float | None, unit: str, **more: Any) -> Row:
     return {
         "id": "",
@@ -167,18 +185,19 @@ class _Bench:
         from tf_hips.ops import native
 
         n = self.size
-        gradient = np.random.default_rng(0).standard_normal(n, dtype=np.float32)
+        gradient = _room(0, n)
+        np.random.default_rng(0).standard_normal(n, dtype=np.float32, out=gradient)
         # What is compared uses the same arrays; the bounds of decoders write to `residual`.
-        out, residual = np.zeros(n, np.float32), np.zeros(n, np.float32)
+        out, residual = _room(1, n), _room(2, n)
         key = native.Key(seed=1, step=2, tensor_id=3)
         for name, text in self.texts.items():
             plain, feedback = ops.parse(text), ops.parse(f"error_feedback({text})")
-            packet = np.zeros(plain.wire_bytes(n), np.uint8)
+            packet = _room(3, plain.wire_bytes(n), np.uint8)
             reads = _READS.get(name, 1)
             encode = functools.partial(native.encode, plain, gradient, key, out=packet)
             keep = functools.partial(native.encode, feedback, gradient, key, residual, out=packet)
             # `write` is not read again, so that packets need not survive their bound.
-            scrap = np.zeros_like(packet)
+            scrap = _room(4, packet.size, np.uint8)
             cases: dict[str, tuple[Callable[[], Any], Streams]] = {
                 "encode": (encode, Streams(gradient, reads, write=scrap)),
                 "encode, feedback": (
@@ -193,14 +212,16 @@ class _Bench:
 
         for text in self.stateful:
             codec = ops.parse(text)
-            packet = np.zeros(codec.wire_bytes(n), np.uint8)
-            state, scrap_state = (np.zeros(codec.state_shape((n,)), np.float32) for _ in range(2))
-            scrap = np.zeros_like(packet)
-            encode = functools.partial(native.encode, codec, gradient, key, state, out=packet)
+            # Less, so that the rows of a state, which follow one another, lie apart as well.
+            n = self.size * 63 // 64
+            packet, scrap = (_room(place, codec.wire_bytes(n), np.uint8) for place in (3, 4))
+            shape = codec.state_shape((n,))
+            state, scrap_state = (_room(place, math.prod(shape)).reshape(shape) for place in (5, 6))
+            encode = functools.partial(native.encode, codec, gradient[:n], key, state, out=packet)
             scrap_state[:] = 1
-            streams = Streams(gradient, update=scrap_state, write=scrap)
+            streams = Streams(gradient[:n], update=scrap_state, write=scrap)
             yield self._share_row(text, "encode", encode, streams)
-            yield from self._share_of_decoding(codec, text, packet, out, residual)
+            yield from self._share_of_decoding(codec, text, packet, out[:n], residual[:n])
 
     def _share_of_decoding(
         self, codec: Any, text: str, packet: np.ndarray, out: np.ndarray, scrap: np.ndarray

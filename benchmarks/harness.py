@@ -138,12 +138,18 @@ def environment(gpu: str = "none") -> dict[str, Any]:
     }
 
 
-def cpu() -> str:
-    """The model of this machine's CPU."""
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
+def cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The model of this machine's CPU, with its family where a cloud calls all of them alike."""
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines()
+    facts = {
+        key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)
+    }
+    name = facts.get("model name")
+    if name is None:
+        return platform.processor() or platform.machine()
+    if re.search(r"\d", name) or "cpu family" not in facts:
+        return name
+    return f"{name} (family {facts['cpu family']}, model {facts.get('model', 'unknown')})"
 
 
 def family(name: str) -> str:

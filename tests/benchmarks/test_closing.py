@@ -185,6 +185,20 @@ def test_a_file_is_named_by_the_family_of_the_cpu(cpu: str, family: str) -> None
     assert harness.family(cpu) == family
 
 
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("AMD EPYC", "AMD EPYC (family 25, model 17)"),
+        ("AMD EPYC 9B14", "AMD EPYC 9B14"),
+    ],
+)
+def test_machines_that_a_cloud_calls_alike_differ(name: str, told: str, tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"processor\t: 0\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: {name}\n\n")
+    assert harness.cpu(cpuinfo) == told
+    assert harness.family(told) == "epyc"
+
+
 def test_a_network_that_cannot_be_made_is_a_part_that_is_not_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -181,8 +181,8 @@ def every_result() -> str:
     [
         {"TF_HIPS_NUM_THREADS": "1"},
         {"TF_HIPS_NUM_THREADS": "5"},
-        {"TF_HIPS_CPU": "avx2"},
-        {"TF_HIPS_CPU": "base"},
+        {"TF_HIPS_CPU": "avx2", "TF_HIPS_PREFETCH": "l1"},
+        {"TF_HIPS_CPU": "base", "TF_HIPS_PREFETCH": "l2"},
     ],
     ids=lambda given: "-".join(given.values()),
 )

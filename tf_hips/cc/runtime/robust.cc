@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "tf_hips/cc/runtime/ahead.h"
 #include "tf_hips/cc/runtime/denormals.h"
 #include "tf_hips/cc/runtime/sorting.h"
 #include "tf_hips/cc/runtime/target.h"

@@ -55,7 +55,7 @@ inline __attribute__((always_inline)) void MixSome(const Block& block, const flo
     for (int j = 1; j < block.n; ++j) {
       for (int v = 0; v < kAtOnce; ++v) {
         const V x = V::Load(block.rows[j] + at + v * V::kWidth);
-        if (is_first) __builtin_prefetch(block.rows[j] + at + v * V::kWidth + kBlock);
+        if (is_first) prefetch_line(block.rows[j] + at + v * V::kWidth + kBlock);
 #pragma GCC unroll 4
         for (int k = 0; k < kK; ++k) {
           sums[k][v] = V::Fma(V::Set(weights[k * block.n + j]), x, sums[k][v]);
@@ -144,7 +144,7 @@ __attribute__((noinline)) void Sorted(const Block& block, const CoordinatePlan& 
     for (int i = 0; i < kN; ++i) x[i] = V::Add(V::Load(block.rows[i] + at), V::Zero());
     if (at % kLanes == 0) {
 #pragma GCC unroll 32
-      for (int i = 0; i < kN; ++i) __builtin_prefetch(block.rows[i] + at + Ahead(kN));
+      for (int i = 0; i < kN; ++i) prefetch_line(block.rows[i] + at + Ahead(kN));
     }
     if (lanes != nullptr) {
       V* const sum = sums[at / V::kWidth % kParts];
@@ -181,7 +181,7 @@ __attribute__((noinline)) void SortRun(const float* const* rows, int64_t at, flo
     for (int i = 0; i < kN; ++i) x[i] = V::Add(V::Load(rows[i] + at + s), V::Zero());
     if (s % kLanes == 0) {
 #pragma GCC unroll 32
-      for (int i = 0; i < kN; ++i) __builtin_prefetch(rows[i] + at + s + Ahead(kInRegisters + 1));
+      for (int i = 0; i < kN; ++i) prefetch_line(rows[i] + at + s + Ahead(kInRegisters + 1));
     }
     Exchange<kN>(x, std::make_index_sequence<static_cast<size_t>(NumComparators(kN))>());
 #pragma GCC unroll 32

@@ -44,7 +44,7 @@ inline __attribute__((always_inline)) void AddPartAmong(const Pairs& pairs, int 
     for (int j = i < kN ? 0 : kN; j <= i; ++j) sums[i][j] = V::Zero();
   }
   for (int64_t at = 0; at < kBlock; at += kLanes) {
-    for (int k = 0; kAsks && k < asks; ++k) __builtin_prefetch(next[k] + at);
+    for (int k = 0; kAsks && k < asks; ++k) prefetch_line(next[k] + at);
     V x[kAll];
 #pragma GCC unroll 8
     for (int i = 0; i < kAll; ++i) {
@@ -83,7 +83,7 @@ inline __attribute__((always_inline)) void AddPartBetween(const Pairs& pairs, in
     for (int j = 0; j < kJ; ++j) sums[i][j] = V::Zero();
   }
   for (int64_t at = 0; at < kBlock; at += kLanes) {
-    for (int k = 0; kAsks && k < asks; ++k) __builtin_prefetch(next[k] + at);
+    for (int k = 0; kAsks && k < asks; ++k) prefetch_line(next[k] + at);
     V x[kI];
 #pragma GCC unroll 4
     for (int i = 0; i < kI; ++i) x[i] = V::Load(rows[i] + at);

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <utility>
 
+#include "tf_hips/cc/runtime/ahead.h"
 #include "tf_hips/cc/runtime/codec.h"
 #include "tf_hips/cc/runtime/flags.h"
 #include "tf_hips/cc/runtime/scratch.h"
@@ -188,7 +189,7 @@ class Scattered {
 
  private:
   // Elements that are asked for ahead of time; less than a tile.
-  static constexpr int64_t kFetched = 32;
+  static TF_HIPS_INLINE int64_t num_fetched() { return kIntoSecondLevel ? 64 : 32; }
 
   static TF_HIPS_INLINE int32_t how(const float* out, int32_t mode) {
     return mode == TF_HIPS_STREAM && !LateLines::can_write(out) ? TF_HIPS_SET : mode;
@@ -196,8 +197,9 @@ class Scattered {
 
   template <typename Change>
   TF_HIPS_INLINE void each(const uint32_t* indices, int64_t count, const Change& change) {
+    const uint32_t* const next = indices + num_fetched();
     for (int64_t j = 0; j < count; ++j) {
-      __builtin_prefetch(out_ + indices[j + kFetched]);
+      prefetch_line(out_ + next[j]);
       change(out_ + indices[j], j);
     }
   }

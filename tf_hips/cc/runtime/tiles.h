@@ -10,6 +10,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "tf_hips/cc/runtime/ahead.h"
 #include "tf_hips/cc/runtime/codec.h"
 #include "tf_hips/cc/runtime/reduce.h"
 #include "tf_hips/cc/runtime/target.h"
@@ -50,57 +51,6 @@ TF_HIPS_INLINE void for_ranges_back(int64_t n, const Range& range) {
     const int64_t begin = (end - 1) / kRange * kRange;
     range(begin, end);
     end = begin;
-  }
-}
-
-// Floats ahead of a step that are asked for while it is computed. A processor does so by itself,
-// but not over the ends of pages of 1024 floats, and not while it computes for long without reading
-// on: memory would rest meanwhile. No multiple of a page, which was slower in
-// every loop that was measured.
-constexpr int64_t kAhead = kTile + kTile / 2;
-// The same of loops that have read their tile once when they ask, measured by themselves.
-constexpr int64_t kAheadOfBlocks = kTile + kTile / 8;
-
-template <int64_t kFloats = kAhead>
-TF_HIPS_INLINE void prefetch_bytes(const void* begin, int64_t bytes) {
-  const auto ahead = reinterpret_cast<uintptr_t>(begin) + kFloats * 4;
-  for (int64_t i = 0; i < bytes; i += 64) {
-    __builtin_prefetch(reinterpret_cast<const void*>(ahead + i));
-  }
-}
-
-// Asks for what lies `kAhead` elements behind a tile; beyond the vector's end nothing happens.
-TF_HIPS_INLINE void prefetch_tile(const float* tile, int64_t count) {
-  prefetch_bytes(tile, count * 4);
-}
-
-// The same for a step of a tile whose blocks are reduced.
-TF_HIPS_INLINE void prefetch_blocks(const float* step, int64_t count) {
-  prefetch_bytes<kAheadOfBlocks>(step, count * 4);
-}
-
-// Asks for the first one of kParts parts of the next page, spread over the tiles of this one: what
-// a processor does not do by itself, since it sees an order within a page only. Loops that read,
-// and keep up with memory, are slowed down by asking for more: a half of one vector, a quarter of
-// two.
-template <uintptr_t kParts>
-TF_HIPS_INLINE void prefetch_page(const float* tile, int64_t count) {
-  constexpr uintptr_t kPage = 4096;
-  const auto begin = reinterpret_cast<uintptr_t>(tile);
-  for (int64_t i = 0; i < count * 4; i += static_cast<int64_t>(64 * kParts)) {
-    const uintptr_t at = begin + static_cast<uintptr_t>(i);
-    __builtin_prefetch(reinterpret_cast<const void*>((at | (kPage - 1)) + 1 + at % kPage / kParts));
-  }
-}
-
-// What an encoder reads: from memory, or the sum of gradient and residual, which the caches hold in
-// part, or which is formed on the way.
-template <bool kIsSum>
-TF_HIPS_INLINE void prefetch_again(const float* tile, int64_t count) {
-  if constexpr (kIsSum) {
-    prefetch_tile(tile, count);
-  } else {
-    prefetch_page<2>(tile, count);
   }
 }
 
