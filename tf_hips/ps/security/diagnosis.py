@@ -304,7 +304,8 @@ def _explain_verification(
         role = name.partition(".")[0]
         return (
             f"The certificate of {where} must be one of role {role}: it does not carry "
-            f"the name {name}."
+            f"the name {name}. A server of another role is named by --server-role, or as the one "
+            "above another server by --uplink-role."
         )
     return (
         f"The certificate of {where} must come from the authority {tls.authority}. "
