@@ -96,3 +96,18 @@ def test_who_has_waited_for_the_disk_moves_nobody(tmp_path: Path) -> None:
     found = log.read_events(tmp_path)
     assert [one["at"] for one in found] == [0, 1, 1.5, 2, 3, 4, 5, 6]
     assert all(one["time_us"] == int(one["at"] * 10**6) for one in found)
+
+
+def test_all_that_a_full_disk_has_cost_is_counted(tmp_path: Path) -> None:
+    events = log.EventLog(tmp_path, run="job", role="server", site="a", rank=0)
+    lines = events._lines
+    assert lines is not None
+    lines.close()
+    with open("/dev/full", "w") as lines._file:  # noqa: PTH123 - a device
+        events.write("round", dropped=5)  # so many had waited for the disk before
+        events.write("round", dropped=7)
+    lines._tries_at = 0.0  # half a minute later there is room
+    events.write("round", dropped="by a script, which has a field of that name")
+    events.close()
+    [found] = log.read_events(tmp_path)
+    assert found["dropped"] == 1 + 5 + 1 + 7

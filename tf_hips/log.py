@@ -223,11 +223,13 @@ class _Lines:
 
     def write(self, record: dict[str, Any]) -> None:
         """Writes a record, unless the disk does not take it, or has not a moment ago."""
+        dropped = record.get("dropped", 0)  # or what a script calls so
+        num_dropped = dropped if isinstance(dropped, int) else 0
         if self._file is None and time.monotonic() < self._tries_at:
-            self._num_lost += 1
+            self._num_lost += 1 + num_dropped
             return
         if self._num_lost:
-            record = {**record, "dropped": record.get("dropped", 0) + self._num_lost}
+            record = {**record, "dropped": num_dropped + self._num_lost}
         try:
             if self._file is None:
                 self._file = self._open()
@@ -236,7 +238,7 @@ class _Lines:
         except OSError as failure:
             if not self._num_lost:
                 warning("Events are not written to %s: %s", self._path, failure)
-            self._num_lost += 1
+            self._num_lost += 1 + num_dropped
             self._tries_at = time.monotonic() + _TRY_AGAIN_S
             self.close()
             return
