@@ -69,3 +69,45 @@ def test_processes_in_one_file_have_clocks_of_their_own(tmp_path: Path) -> None:
         with (tmp_path / "all.jsonl").open("a") as file:
             file.write(json.dumps({**line, "event": "x"}) + "\n")
     assert [one["time_us"] // 10**6 for one in log.read_events(tmp_path)] == [10, 11, 100, 101]
+
+
+def test_a_clock_that_begins_in_1970_moves_nothing_that_was_right(tmp_path: Path) -> None:
+    """As of a board without a battery, whose power was away twice in a run."""
+    year = 1_790_000_000  # 2026
+    seconds = (year, year + 50, 5, 10, 6, 8, year + 200, year + 201, 7)
+    with (tmp_path / "worker-a-0.jsonl").open("w") as file:
+        for number, second in enumerate(seconds):
+            line = {"time_us": second * 10**6, "run": "job", "role": "worker", "site": "a"}
+            file.write(json.dumps({**line, "rank": 0, "event": "x", "number": number}) + "\n")
+    found = {one["number"]: one["time_us"] for one in log.read_events(tmp_path)}
+    for number in (0, 1, 6, 7, 8):  # the last one's clock was not set any more
+        assert found[number] == seconds[number] * 10**6
+    # Up to when it was set, in their order.
+    assert [found[number] // 10**6 - year for number in (2, 3, 4, 5)] == [192, 197, 197, 199]
+    assert [found[number] for number in (2, 3, 4, 5)] == sorted(found[n] for n in (2, 3, 4, 5))
+
+
+def test_who_has_waited_for_the_disk_moves_nobody(tmp_path: Path) -> None:
+    """An event that waits in a thread of its own may come seconds behind later ones."""
+    with (tmp_path / "server-a-0.jsonl").open("w") as file:
+        for second in (0, 1, 2, 3, 4, 5, 1.5, 6):
+            line = {"time_us": int(second * 10**6), "run": "job", "role": "server", "site": "a"}
+            file.write(json.dumps({**line, "rank": 0, "event": "x", "at": second}) + "\n")
+    found = log.read_events(tmp_path)
+    assert [one["at"] for one in found] == [0, 1, 1.5, 2, 3, 4, 5, 6]
+    assert all(one["time_us"] == int(one["at"] * 10**6) for one in found)
+
+
+def test_all_that_a_full_disk_has_cost_is_counted(tmp_path: Path) -> None:
+    events = log.EventLog(tmp_path, run="job", role="server", site="a", rank=0)
+    lines = events._lines
+    assert lines is not None
+    lines.close()
+    with open("/dev/full", "w") as lines._file:  # noqa: PTH123 - a device
+        events.write("round", dropped=5)  # so many had waited for the disk before
+        events.write("round", dropped=7)
+    lines._tries_at = 0.0  # half a minute later there is room
+    events.write("round", dropped="by a script, which has a field of that name")
+    events.close()
+    [found] = log.read_events(tmp_path)
+    assert found["dropped"] == 1 + 5 + 1 + 7

@@ -26,8 +26,10 @@ from absl import logging
 # What a clock goes back by reading it twice, at most; more is a clock that was set.
 _SAME_US = 1000
 # By how much an event in a file may be before those that stand before it: events of threads that
-# have waited for the disk. By more, the clock was set back.
-_LATE_US = 1_000_000
+# have waited for the disk, which may stand still for seconds. By more, the clock was set back.
+_LATE_US = 30_000_000
+# A clock that shows less (2025) has not been set since its machine began: many have no battery.
+_FIRST_US = 1_735_689_600_000_000
 # Events of `write_later` that may wait for the disk.
 _MOST_WAITING = 10_000
 # Seconds that the end of a process waits for them.
@@ -221,11 +223,13 @@ class _Lines:
 
     def write(self, record: dict[str, Any]) -> None:
         """Writes a record, unless the disk does not take it, or has not a moment ago."""
+        dropped = record.get("dropped", 0)  # or what a script calls so
+        num_dropped = dropped if isinstance(dropped, int) else 0
         if self._file is None and time.monotonic() < self._tries_at:
-            self._num_lost += 1
+            self._num_lost += 1 + num_dropped
             return
         if self._num_lost:
-            record = {**record, "dropped": record.get("dropped", 0) + self._num_lost}
+            record = {**record, "dropped": num_dropped + self._num_lost}
         try:
             if self._file is None:
                 self._file = self._open()
@@ -234,7 +238,7 @@ class _Lines:
         except OSError as failure:
             if not self._num_lost:
                 warning("Events are not written to %s: %s", self._path, failure)
-            self._num_lost += 1
+            self._num_lost += 1 + num_dropped
             self._tries_at = time.monotonic() + _TRY_AGAIN_S
             self.close()
             return
@@ -269,8 +273,9 @@ def read_events(folder: str | Path) -> list[dict[str, Any]]:
     """All events of all processes and runs under `folder`, in order of time.
 
     A line that a crash or a full disk has cut off is left out, and so is one that is no event.
-    Where the clock of a process was set back, what it wrote before is moved back, to end when the
-    rest begins: the clock that was set is the right one.
+    Where the clock of a process was set back by more than half a minute, what it wrote before is
+    moved back, to end when the rest begins: the clock that was set is the right one. So is what it
+    wrote in 1970, before its clock was set for the first time, moved to where that was.
     """
     events: list[dict[str, Any]] = []
     for path in sorted(Path(folder).glob("*.jsonl")):
@@ -287,19 +292,21 @@ def read_events(folder: str | Path) -> list[dict[str, Any]]:
 
 
 def _put_in_order(events: list[dict[str, Any]]) -> None:
-    """Moves back what a process has written in a file before its clock was set back."""
+    """Moves what a process has written in a file before its clock was set to where that was."""
     # Of each process, as somebody may have joined files: when what follows was written, and by how
     # much it was moved.
     known: dict[tuple[str, str, int], tuple[int, int]] = {}
     for event in reversed(events):
         process, at_us = (event["role"], event["site"], event["rank"]), event["time_us"]
         next_us, moved_us = known.get(process, (at_us, 0))
-        if at_us <= next_us + _LATE_US:
+        was_unset, is_unset = next_us < _FIRST_US <= at_us, at_us < _FIRST_US <= next_us
+        if was_unset or (at_us <= next_us + _LATE_US and not is_unset):
             moved_us = 0
-        elif not moved_us or at_us + moved_us > next_us:
+        elif (moved_us <= 0 if is_unset else not moved_us) or at_us + moved_us > next_us:
             moved_us = next_us - 1 - at_us
         event["time_us"] = at_us + moved_us
-        known[process] = event["time_us"] if moved_us else min(at_us, next_us), moved_us
+        is_right = moved_us or was_unset
+        known[process] = event["time_us"] if is_right else min(at_us, next_us), moved_us
 
 
 def _text(record: dict[str, Any]) -> str:

@@ -49,14 +49,27 @@ def test_a_volume_of_a_secret_is_renewed(certificates: Certificates, tmp_path: P
 
 
 def test_a_key_that_everybody_can_read_is_told(
-    certificates: Certificates, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    certificates: Certificates,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = copied(certificates.party("a"), tmp_path / "own")
-    for mode in (0o600, 0o440):  # as of a Secret, of which the group is this process'
+    real, above = Path.stat, {tmp_path.resolve(), *tmp_path.resolve().parents}
+
+    def as_open(path: Path, **more: Any) -> Any:
+        """The folders above are open to all; pytest's are not."""
+        told = real(path, **more)
+        return os.stat_result((told.st_mode | 0o005, *told[1:])) if path in above else told
+
+    monkeypatch.setattr(Path, "stat", as_open)
+    # Those of a Secret are the group's; in a folder that is closed nobody else reaches it.
+    for mode, folder in ((0o600, 0o755), (0o440, 0o755), (0o644, 0o700)):
         Path(found.key).chmod(mode)
+        (tmp_path / "own").chmod(folder)
         arguments.identity(options(found))
     assert capsys.readouterr().err == ""
-    Path(found.key).chmod(0o644)
+    (tmp_path / "own").chmod(0o755)
     arguments.identity(options(found))
     assert f"can read the key {found.key} (mode 0644)" in capsys.readouterr().err
 

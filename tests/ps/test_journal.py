@@ -335,6 +335,36 @@ def test_a_run_begins_though_the_one_before_it_cannot_be_deleted(
     assert (folder.numbers("journal"), folder.numbers("snapshot")) == ([3], [])
 
 
+def test_what_can_never_be_deleted_ends_no_run(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither at its first snapshot nor when its server starts again."""
+    journal = started(Journal.begin(folder))
+    fill(journal)
+    journal.close()
+    unlink = Path.unlink
+
+    def refused(path: Path, **more: bool) -> None:
+        if path.name == "journal-000001":
+            raise OSError(errno.EPERM, "Operation not permitted")
+        unlink(path, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", refused)
+        journal = started(Journal.begin(folder))
+        fill(journal, [(1, b"new")])
+        writer = snapshot(folder, journal, [(20, b"state")])
+        writer.finish()
+        writer.close()
+        journal.close()
+        recovery = Recovery(folder)
+        assert list(recovery.records()) == [(20, b"state")]
+        recovery.resume().close()
+    assert (folder.numbers("journal"), folder.numbers("snapshot")) == ([1, 3], [3])
+    recovery.resume().close()
+    assert folder.numbers("journal") == [3]
+
+
 def test_any_failure_of_the_writer_is_told(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     journal = Journal.begin(folder)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -407,6 +408,32 @@ def lock(key: Path, locked: Path) -> None:
             serialization.BestAvailableEncryption(b"word"),
         )
     )
+
+
+def test_an_address_that_grpc_does_not_know_is_no_matter_of_the_keys(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `0:7070` with a resolver of gRPC's own, or a port that was taken until a moment ago."""
+    real = grpc.server
+
+    def server(*given: Any, **more: Any) -> Any:
+        made = real(*given, **more)
+        add = made.add_secure_port
+
+        def add_secure_port(address: str, credentials: Any) -> int:
+            if address != "127.0.0.1:0":
+                raise RuntimeError("Failed to bind to address")
+            return int(add(address, credentials))
+
+        monkeypatch.setattr(made, "add_secure_port", add_secure_port)
+        return made
+
+    monkeypatch.setattr(grpc, "server", server)
+    with (
+        pytest.raises(ConfigError, match=r"`bind` must be a free .*localhost:0, which gRPC cannot"),
+        serving(certificates, bind="localhost:0"),
+    ):
+        pass
 
 
 def test_nobody_is_asked_for_a_passphrase(certificates: Certificates, tmp_path: Path) -> None:

@@ -300,8 +300,10 @@ def identity(options: argparse.Namespace, prefix: str = "") -> Tls | None:
     # Kubernetes makes of a Secret do, and where they led before is gone then.
     found = Tls(**{name: str(Path(path).absolute()) for name, path in files.items()})
     _check_loads(found)
-    mode = stat.S_IMODE(Path(found.key).stat().st_mode)
-    if mode & stat.S_IROTH:
+    key = Path(found.key).resolve()
+    mode = stat.S_IMODE(key.stat().st_mode)
+    # In a folder that is closed to them nobody reaches it.
+    if mode & stat.S_IROTH and all(one.stat().st_mode & stat.S_IXOTH for one in key.parents):
         sys.stderr.write(
             f"tf-hips: warning: all users of this machine can read the key {found.key} (mode "
             f"{mode:04o}). `chmod 600` lets its owner alone.\n"

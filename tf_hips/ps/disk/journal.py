@@ -133,13 +133,19 @@ class Folder:
             self.remove_unnamed(path)
 
     def remove_before(self, number: int) -> None:
-        """Deletes what a state that begins with `number` does not need."""
-        for what in ("journal", "snapshot"):
-            for other in self.numbers(what):
-                if other < number:
-                    self.file(what, other).unlink()
-        for path in self.path.glob(".*-*"):
-            if path.name not in (f".snapshot-{number:06d}", f".journal-{number:06d}"):
+        """Deletes what a state that begins with `number` does not need.
+
+        What cannot be deleted counts no more, and is tried again the next time.
+
+        Raises:
+            OSError: names cannot be made durable.
+        """
+        kinds = ("journal", "snapshot")
+        old = [self.file(what, one) for what in kinds for one in self.numbers(what) if one < number]
+        used = [f".{what}-{number:06d}" for what in kinds]
+        old += [path for path in self.path.glob(".*-*") if path.name not in used]
+        for path in old:
+            with contextlib.suppress(OSError):
                 path.unlink()
         self.sync()
 
@@ -302,8 +308,7 @@ class Journal:
         """
         number = folder.last() + 1
         descriptor, header = folder.make(number, is_first=True)
-        # What is older counts no more. Where some of it cannot be deleted, the rest is no state to
-        # go back to: it is tried again at the next snapshot or start.
+        # The new name is durable already, and what is half deleted is no state to go back to.
         with contextlib.suppress(OSError):
             folder.remove_before(number)
         return cls(folder, number, descriptor, header, len(header.to_bytes()))

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a server's socket is opened with."""
 
+import concurrent.futures
 import socket
+
+import grpc
 
 from tf_hips.errors import ConfigError
 from tf_hips.ps.transport import wire
@@ -34,3 +37,16 @@ def check_free(bind: str) -> None:
         raise ConfigError(
             f"`bind` must be a free address of this machine. Received: {bind} ({error.strerror})"
         ) from error
+
+
+def are_known(credentials: grpc.ServerCredentials) -> bool:
+    """Whether gRPC can use a server's credentials, at an address that is free in any case."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        server = grpc.server(pool)
+        try:
+            server.add_secure_port("127.0.0.1:0", credentials)
+        except RuntimeError:
+            return False
+        finally:
+            server.stop(None)
+    return True

@@ -30,7 +30,7 @@ from tf_hips.ps.rules import why_weak
 from tf_hips.ps.security import tls
 from tf_hips.ps.security.diagnosis import check_server
 from tf_hips.ps.security.expiry import Expiry, Own, text_of
-from tf_hips.ps.server.listening import SERVER_OPTIONS, check_free
+from tf_hips.ps.server.listening import SERVER_OPTIONS, are_known, check_free
 from tf_hips.ps.server.status import Metrics, snapshot
 from tf_hips.ps.server.uplink import Upper
 from tf_hips.ps.session.session import Session
@@ -220,24 +220,27 @@ class Server:
             options=(*SERVER_OPTIONS, *keepalive.options(self._config.lost_after_s)),
             maximum_concurrent_rpcs=MAX_CALLS * children + shards + 8,
         )
+        files = self._config.tls
         try:
-            if self._config.tls is None:
+            if files is None:
                 self._port = server.add_insecure_port(self._config.bind)
             else:
                 self._port = server.add_secure_port(
                     self._config.bind,
-                    tls.server_credentials(self._config.tls, self._check_identity, self._tell),
+                    tls.server_credentials(files, self._check_identity, self._tell),
                 )
         except RuntimeError as error:
             check_free(self._config.bind)
-            found = self._config.tls
-            if found is None:
+            if files is not None and not are_known(
+                tls.server_credentials(files, self._check_identity, self._tell)  # for one server
+            ):
                 raise ConfigError(
-                    f"`bind` must be a free address of this machine. Received: {self._config.bind}"
+                    "`tls`: certificate and key must be of a kind that gRPC knows, RSA or P-256. "
+                    f"Received: {files.certificate} and {files.key}"
                 ) from error
             raise ConfigError(
-                "`tls`: certificate and key must be of a kind that gRPC knows, RSA or P-256. "
-                f"Received: {found.certificate} and {found.key}"
+                f"`bind` must be a free address of this machine. Received: {self._config.bind}, "
+                "which gRPC cannot use"
             ) from error
         server.start()
         self._server = server
