@@ -123,9 +123,16 @@ def test_which_weights_have_moved_since_their_gradients():
     assert moved.first([one], [tf.constant([1.0])]) is None
     assert moved.first([one], [old[0]]) is one
     moved.add([two], in_step=False)
-    assert _traced(lambda value: moved.first([two], [value]) is two, old[0])
-    moved.begin_step()
-    assert not _traced(lambda value: moved.first([two], [value]) is two, old[0])
+    told = functools.partial(_traced, lambda value: moved.first([two], [value]) is two)
+    assert not told(old[0])  # the step has computed it
+    for inputs, is_like in (({"one": [old[0]]}, True), ([slices], True), (tf.ones([2, 2]), False)):
+        moved.begin_step(inputs)
+        moved.add([two], in_step=False)
+        assert told(old[0]) == is_like
+        moved.end_step()
+        assert not told(old[0])
+    moved.begin_step(old)
+    assert not told(old[0])
 
 
 class Two:
@@ -192,6 +199,23 @@ def test_gradients_that_come_from_another_function(meet, is_equal, apply, has_pa
             run(computed)
         return
     run(computed)
+    np.testing.assert_array_equal(weight, [0.0, 0.0])
+
+
+@pytest.mark.parametrize("has_parties", [False, True])
+def test_gradients_that_an_eager_step_feeds_into_a_function(meet, has_parties):
+    """They are of the weights as they became before it."""
+    strategy = meet(has_parties=has_parties)
+    with strategy.scope():
+        weight, optimizer = tf.Variable([OWN, OWN]), keras.optimizers.SGD(0.5)
+    apply = tf.function(lambda gradient: optimizer.apply([gradient], [weight]))
+
+    def step(rows):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(rows) * tf.reduce_sum(weight**2)
+        apply(tape.gradient(loss, weight))
+
+    strategy.run(step, (tf.ones(1),))
     np.testing.assert_array_equal(weight, [0.0, 0.0])
 
 

@@ -78,9 +78,13 @@ class Beginning:
         self._changes = Changes()
         self._moved = Moved()
 
-    def begin_step(self) -> None:
-        """To be called when a step begins that is in no other one."""
-        self._moved.begin_step()
+    def begin_step(self, inputs: Any = ()) -> None:
+        """To be called when a step begins that is in no other one, with what it is called with."""
+        self._moved.begin_step(inputs)
+
+    def end_step(self) -> None:
+        """To be called when such a step is over."""
+        self._moved.end_step()
 
     def handed(
         self, gradients: Sequence[Any] | None = None, trained: Sequence[tf.Variable] = ()

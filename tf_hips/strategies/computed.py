@@ -41,10 +41,20 @@ class Moved:
         # The number of a tensor that came later, and of the step, which may have begun before.
         self._since: dict[int, tuple[weakref.ref[tf.Variable], int, int, bool]] = {}
         self._step = 0
+        self._inputs: Any = ()
 
-    def begin_step(self) -> None:
-        """A step begins: what it reads are the weights as they are now."""
+    def begin_step(self, inputs: Any = ()) -> None:
+        """A step begins: what it reads are the weights as they are now.
+
+        Args:
+            inputs: all that it is called with, in any structure.
+        """
         self._step += 1
+        self._inputs = inputs
+
+    def end_step(self) -> None:
+        """The step is over; what it was called with is kept no longer."""
+        self._inputs = ()
 
     def add(self, variables: Iterable[tf.Variable], *, in_step: bool) -> None:
         """Remembers weights that have become others now. Eager.
@@ -64,17 +74,26 @@ class Moved:
 
         Where that was in the middle of this step, it is any gradient: what is made of one (clipped,
         unscaled) is younger than what it is made of. So it is at the beginning of this step, where
-        a function is fed with them.
+        a function is fed with them and the step is called with the like: these may be older. (What
+        a step computes itself and feeds into a function is of the weights as they are.)
         """
         for variable, gradient in zip(variables, gradients, strict=True):
             reference, since, step, in_step = self._since.get(id(variable), (None, 0, 0, False))
             if reference is None or reference() is not variable:
                 continue
-            number, is_fed = _number(gradient), tf.is_symbolic_tensor(_values(gradient))
-            is_of_now = step == self._step and (in_step or is_fed)
+            number = _number(gradient)
+            is_of_now = step == self._step and (in_step or self._is_given(_values(gradient)))
             if is_of_now or (number is not None and number < since):
                 return variable
         return None
+
+    def _is_given(self, gradient: Any) -> bool:
+        """Whether what stands for a gradient in a graph may be what the step is called with."""
+        return tf.is_symbolic_tensor(gradient) and any(
+            one.dtype.is_floating and gradient.shape.is_compatible_with(one.shape)
+            for one in map(_values, tf.nest.flatten(self._inputs))
+            if tf.is_tensor(one)
+        )
 
 
 def are_fed(
