@@ -387,6 +387,31 @@ def test_weights_that_a_step_computes_with_and_does_not_train(meet, has_parties,
     np.testing.assert_array_equal(weight, [-THEIRS] * 2)
 
 
+def test_what_gets_its_value_as_a_graph_runs_is_no_meeting(monkeypatch):
+    """It can be seen when a rank traces once more, alone, for a last batch of another size."""
+    meetings, strategy = Meetings(monkeypatch), tf_hips.CompressedRing()
+    with strategy.scope():
+        weight, optimizer = tf.Variable([OWN, OWN]), keras.optimizers.SGD(1.0)
+    made = {}
+
+    @tf.function
+    def train(rows):
+        def step(rows):
+            if not made:
+                made["fed"] = tf.Variable(tf.reduce_mean(rows, 0))
+                made["plain"] = tf.Variable([OWN, OWN])
+            moved = weight * 0.0 + made["plain"] + tf.reduce_sum(rows - made["fed"])
+            optimizer.apply([moved], [weight])
+
+        strategy.run(step, (rows,))
+
+    train(tf.ones((4, 2)))
+    meetings.since()
+    for count in (4, 3):
+        train(tf.ones((count, 2)))
+        assert meetings.since() == 0
+
+
 def test_a_step_that_reads_nothing_new_is_no_meeting(monkeypatch):
     meetings, strategy = Meetings(monkeypatch), tf_hips.CompressedRing()
     with strategy.scope():

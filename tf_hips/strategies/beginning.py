@@ -71,6 +71,8 @@ class Beginning:
         self._has_met = False
         self._refused: str | None = None
         self._born = Born()
+        # Got their values as a graph ran, unseen: read since by steps that ranks met in already.
+        self._unseen: dict[int, weakref.ref[tf.Variable]] = {}
         self._occasions: set[Hashable] = set()
         # With the function whose second trace is going to follow the first one at once.
         self._awaiting_slots: dict[Hashable, weakref.ref[tf.Graph]] = {}
@@ -99,9 +101,20 @@ class Beginning:
         if gradients is not None and not are_fed(gradients, trained, alive):
             gradients = None
         new = [one for one in alive if _may_be_trained(one) and not self._is_settled(one)]
-        found = read(one for one in new if id(one) not in own)
+        found = read(one for one in new if id(one) not in own and not _holds(self._unseen, one))
+        graphs = functions_being_traced()[:1]
         with tf.init_scope():
-            return Handed(gradients, [one for one in found if is_ready(one)])
+            ready = [one for one in found if is_ready(one)]
+            # A trace that shows their values is one of another size, maybe: one rank's alone.
+            _add(
+                self._unseen,
+                (
+                    one
+                    for one in found
+                    if not is_ready(one) and not any(self._born.is_made_in(one, g) for g in graphs)
+                ),
+            )
+            return Handed(gradients, ready)
 
     def record(self, variable: tf.Variable, *, in_step: bool = False) -> None:
         """Remembers a variable that was created in the strategy's scope.
