@@ -15,6 +15,7 @@ import tensorflow as tf
 import tf_hips
 from tests.strategies.test_beginning import THEIRS, Loop, Meetings, X, _with_parties
 from tf_hips.errors import ProtocolError
+from tf_hips.strategies import beginning
 from tf_hips.strategies.computed import Moved, are_fed
 
 pytestmark = pytest.mark.tf
@@ -217,6 +218,33 @@ def test_gradients_that_an_eager_step_feeds_into_a_function(meet, has_parties):
 
     strategy.run(step, (tf.ones(1),))
     np.testing.assert_array_equal(weight, [0.0, 0.0])
+
+
+@pytest.mark.parametrize("is_of_others", [False, True])
+@pytest.mark.parametrize("has_parties", [False, True])
+def test_zeros_from_before_a_meeting(meet, monkeypatch, has_parties, is_of_others):
+    """They are given for what is not trained in a step, and are right whatever weights were."""
+    strategy = meet(has_parties=has_parties)
+    with strategy.scope():
+        weight, other = tf.Variable([OWN, OWN]), tf.Variable([OWN, OWN], name="other")
+        optimizer = keras.optimizers.SGD(1.0)
+    zeros, gather = tf.zeros(2), beginning.primitives.gather_objects
+
+    def told(value, what="values"):
+        is_asked = what == "gradients from before a meeting" and is_of_others
+        return [[True] * len(value), value] if is_asked else gather(value, what)
+
+    monkeypatch.setattr(beginning.primitives, "gather_objects", told)
+    step = functools.partial(
+        strategy.run, lambda: optimizer.apply([weight + 0.0, zeros], [weight, other])
+    )
+    if is_of_others:  # another rank's are no zeros
+        with pytest.raises(ProtocolError, match=REFUSED.format("other")):
+            step()
+        return
+    step()
+    np.testing.assert_array_equal(weight, [0.0, 0.0])
+    np.testing.assert_array_equal(other, [THEIRS, THEIRS])
 
 
 @pytest.mark.parametrize("theirs", [THEIRS, THEIRS + 1])

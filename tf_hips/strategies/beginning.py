@@ -187,7 +187,7 @@ class Beginning:
         if not _are_ready(trained):
             return
         if trained and handed.computed is not None:
-            self._check_moved(trained, handed.computed)
+            self._moved.check(trained, handed.computed)
             if not self.is_equal(trained):
                 self._check_alike(trained, is_computed=True)
         # All of the model's, also those that step later: what a backup then gives each worker for
@@ -298,7 +298,7 @@ class Beginning:
             trained = _unique(one for one in [*certainly, *maybe] if is_ready(one)) or None
         self._check_shared(certainly)
         if computed is not None:
-            self._check_moved(certainly, computed)
+            self._moved.check(certainly, computed)
         self._check_alike(certainly, is_computed=computed is not None)
         optimizers = [] if optimizer is None else [optimizer]
         slots = [slot for one in optimizers for slot in one.variables]
@@ -336,12 +336,6 @@ class Beginning:
                     "What is trained must be as it was made, or trained, when the parties are made "
                     f"equal. Received: {one.name}, which steps had changed before"
                 )
-
-    def _check_moved(self, trained: Sequence[tf.Variable], gradients: Sequence[Any]) -> None:
-        """Raises if weights have become others since `gradients` of them were computed."""
-        moved = self._moved.first(trained, gradients)
-        if moved is not None:
-            raise ProtocolError(computed_before(moved.name))
 
     def _check_alike(self, trained: Sequence[tf.Variable], *, is_computed: bool) -> None:
         """Raises where ranks train weights that differ, and nothing can make them equal in time.
@@ -454,17 +448,7 @@ class Beginning:
         _add(self._settled, chosen)
         self._forget(chosen, left)
         if others:
-            self._note_moved(others, before, in_step=is_computed)
-
-    def _note_moved(
-        self, variables: Sequence[tf.Variable], before: Sequence[str], *, in_step: bool
-    ) -> None:
-        """Remembers which of `variables` have become others on any rank; `before` are digests."""
-        own = [digest_of(one) != was for one, was in zip(variables, before, strict=True)]
-        everyone = primitives.gather_objects(own, "which weights have become others")
-        moved = [any(told) for told in zip(*everyone, strict=True)]
-        chosen = [one for one, has_moved in zip(variables, moved, strict=True) if has_moved]
-        self._moved.add(chosen, in_step=in_step)
+            self._moved.note(others, before, in_step=is_computed)
 
     def _changed(self, variables: Sequence[tf.Variable], exempt: Collection[int]) -> set[int]:
         """Places of those that a step has changed on any rank; not of ids that are `exempt`.

@@ -12,11 +12,17 @@ A step may also compute with weights that it does not train: a graph tells which
 """
 
 import dataclasses
+import itertools
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+
+from tf_hips.comm import primitives
+from tf_hips.errors import ProtocolError
+from tf_hips.strategies.changes import digest_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +72,40 @@ class Moved:
         now = _number(tf.constant([0])) or 0
         for variable in variables:
             self._since[id(variable)] = weakref.ref(variable), now, self._step, in_step
+
+    def note(
+        self, variables: Sequence[tf.Variable], before: Sequence[str], *, in_step: bool
+    ) -> None:
+        """Remembers those that have become others on any rank. On all ranks; eager.
+
+        Args:
+            variables: the weights that ranks have met over.
+            before: their digests from before that.
+            in_step: as in `add`.
+        """
+        own = [digest_of(one) != was for one, was in zip(variables, before, strict=True)]
+        everyone = primitives.gather_objects(own, "which weights have become others")
+        moved = [any(told) for told in zip(*everyone, strict=True)]
+        self.add(itertools.compress(variables, moved), in_step=in_step)
+
+    def check(self, variables: Sequence[tf.Variable], gradients: Sequence[Any]) -> None:
+        """Raises if weights have become others since their gradients were computed. Eager.
+
+        Ranks meet only where some have. Zeros, for what is not trained in a step, are right
+        whatever the weights were.
+
+        Raises:
+            ProtocolError: on all ranks.
+        """
+        if self.first(variables, gradients) is None:
+            return
+        own = [not _is_zero(gradient) for gradient in gradients]
+        everyone = primitives.gather_objects(own, "gradients from before a meeting")
+        are_some = [any(told) for told in zip(*everyone, strict=True)]
+        chosen = (list(itertools.compress(each, are_some)) for each in (variables, gradients))
+        moved = self.first(*chosen)
+        if moved is not None:
+            raise ProtocolError(computed_before(moved.name))
 
     def first(
         self, variables: Sequence[tf.Variable], gradients: Sequence[Any]
@@ -174,6 +214,11 @@ def _sources(gradients: Sequence[Any], outside: dict[int, Any]) -> Iterator[Any]
 
 def _values(gradient: Any) -> Any:
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def _is_zero(gradient: Any) -> bool:
+    values = _values(gradient)
+    return not tf.is_symbolic_tensor(values) and not np.any(np.asarray(values))
 
 
 def _number(gradient: Any) -> int | None:
