@@ -289,9 +289,37 @@ def test_what_steps_keep_of_a_later_model_while_others_meet(theirs):
     assert len(later) == 1
     loop.micro(2 * X)
     loop.apply()
-    assert len(later) == 1
+    assert len(later) == 2  # once more when they are trained: a party may have changed them
     for one, values in zip(loop.model.get_weights(), loop.expected(0.0, [X, 2 * X]), strict=True):
         np.testing.assert_allclose(one, THEIRS - 0.5 * values, rtol=1e-5)
+
+
+@pytest.mark.parametrize("has_model", [False, True])
+def test_a_later_model_that_steps_set_before_it_is_trained(has_model):
+    """A copy of another one, say; parties meet for something else in between."""
+    strategy = _with_parties([])
+    later = _later(strategy, OWN)
+    with strategy.scope():
+        first, optimizers = tf.Variable([1.0, 2.0]), [keras.optimizers.SGD(1.0) for _ in range(3)]
+
+    def train(optimizer, weight):
+        tf.function(lambda: strategy.run(lambda: optimizer.apply([weight + 0.0], [weight])))()
+
+    train(optimizers[0], first)
+    with strategy.scope():
+        model = Unlike()
+        model.compile(optimizers[2])
+    copied = model.kernel.value
+    tf.function(lambda: strategy.run(lambda: copied.assign([THEIRS] * 3)))()
+    train(optimizers[1], first)
+    np.testing.assert_array_equal(copied, [THEIRS] * 3)  # each party's own
+    for number in range(2):
+        if has_model:
+            tf.function(lambda: strategy.run(model.train_step, (None,)))()
+        else:
+            train(optimizers[2], copied)
+        np.testing.assert_array_equal(copied, [0.0] * 3)
+        assert later == [[(3,)]] * 2, number
 
 
 @pytest.mark.parametrize("is_in_graph", [False, True])

@@ -68,6 +68,9 @@ class Beginning:
         # are the same in all parties; what steps had changed by then may be others in each.
         self._met: dict[int, weakref.ref[tf.Variable]] = {}
         self._shared: dict[int, weakref.ref[tf.Variable]] = {}
+        # Of those, what came later and was not trained yet: where steps had changed it in one party
+        # nobody else knows, so parties meet once more when it is.
+        self._early: dict[int, weakref.ref[tf.Variable]] = {}
         self._has_met = False
         self._refused: str | None = None
         self._born = Born()
@@ -198,9 +201,10 @@ class Beginning:
         variables = [variable for variable in _unique(owned) if is_ready(variable)]
         if trained is None and self._may_meet_before(model):
             trained = _unique(model.trainable_variables)
-        certainly = trained
+        certainly, early = trained, []
         if trained and handed.read and self._meeting() is not None:
             trained = [*trained, *handed.read]
+            early = list(handed.read) if self._has_met else []
         self._make_equal(
             variables,
             trained,
@@ -212,6 +216,7 @@ class Beginning:
             model=model,
             certainly=certainly,
         )
+        _add(self._early, early)
 
     def of_loop(
         self,
@@ -291,11 +296,15 @@ class Beginning:
     ) -> None:
         gc.collect()  # what is gone on one rank must be gone on all
         alive = self._alive()
-        certainly = trained or []
+        certainly, early = trained or [], []
         if (is_step or self._has_met) and self._meeting() is not None:
             # Steps may compute gradients with any of these; a lazy model has none yet.
             maybe = [one for one in alive if _may_be_trained(one)]
             trained = _unique(one for one in [*certainly, *maybe] if is_ready(one)) or None
+            if not is_step:  # before which they are as they were made
+                own = {id(one) for one in certainly}
+                new = (one for one in trained or [] if not _holds(self._met, one))
+                early = [one for one in new if id(one) not in own]
         self._check_shared(certainly)
         if computed is not None:
             self._moved.check(certainly, computed)
@@ -314,6 +323,7 @@ class Beginning:
             is_computed=computed is not None,
             certainly=certainly,
         )
+        _add(self._early, early)
 
     def _may_meet_before(self, model: keras.Model) -> bool:
         """Whether parties may meet before a step: over all weights, or they can once more."""
@@ -330,6 +340,10 @@ class Beginning:
 
     def _check_shared(self, trained: Sequence[tf.Variable]) -> None:
         """Raises if something is trained that was left to each worker when the parties met."""
+        for one in trained:
+            if _holds(self._early, one):
+                for made in (self._early, self._met, self._shared):
+                    made.pop(id(one), None)
         for one in trained:
             if _holds(self._met, one) and not _holds(self._shared, one):
                 raise ProtocolError(
@@ -395,6 +409,7 @@ class Beginning:
         """
         certainly = (trained if certainly is None else certainly) or []
         exempt = {id(one) for one in certainly}
+        self._check_shared(certainly)
         meets = trained is not None and not self._have_met(trained)
         if meets and self._meeting() is None:
             name = next(one.name for one in trained or [] if not _holds(self._met, one))
@@ -402,7 +417,6 @@ class Beginning:
                 "This run trains one model with one optimizer, all of which was there when the "
                 f"parties were made equal. Received: {name}, which came later"
             )
-        self._check_shared(certainly)
         chosen = variables
         if not meets or self._has_met:
             wanted = {id(one) for one in trained or []} if meets else set()
