@@ -15,6 +15,7 @@ import tensorflow as tf
 import tf_hips
 from tests.strategies.test_beginning import THEIRS, Loop, Meetings, X, _with_parties
 from tf_hips.errors import ProtocolError
+from tf_hips.strategies import beginning
 from tf_hips.strategies.computed import Moved, are_fed
 
 pytestmark = pytest.mark.tf
@@ -123,9 +124,16 @@ def test_which_weights_have_moved_since_their_gradients():
     assert moved.first([one], [tf.constant([1.0])]) is None
     assert moved.first([one], [old[0]]) is one
     moved.add([two], in_step=False)
-    assert _traced(lambda value: moved.first([two], [value]) is two, old[0])
-    moved.begin_step()
-    assert not _traced(lambda value: moved.first([two], [value]) is two, old[0])
+    told = functools.partial(_traced, lambda value: moved.first([two], [value]) is two)
+    assert not told(old[0])  # the step has computed it
+    for inputs, is_like in (({"one": [old[0]]}, True), ([slices], True), (tf.ones([2, 2]), False)):
+        moved.begin_step(inputs)
+        moved.add([two], in_step=False)
+        assert told(old[0]) == is_like
+        moved.end_step()
+        assert not told(old[0])
+    moved.begin_step(old)
+    assert not told(old[0])
 
 
 class Two:
@@ -195,6 +203,50 @@ def test_gradients_that_come_from_another_function(meet, is_equal, apply, has_pa
     np.testing.assert_array_equal(weight, [0.0, 0.0])
 
 
+@pytest.mark.parametrize("has_parties", [False, True])
+def test_gradients_that_an_eager_step_feeds_into_a_function(meet, has_parties):
+    """They are of the weights as they became before it."""
+    strategy = meet(has_parties=has_parties)
+    with strategy.scope():
+        weight, optimizer = tf.Variable([OWN, OWN]), keras.optimizers.SGD(0.5)
+    apply = tf.function(lambda gradient: optimizer.apply([gradient], [weight]))
+
+    def step(rows):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(rows) * tf.reduce_sum(weight**2)
+        apply(tape.gradient(loss, weight))
+
+    strategy.run(step, (tf.ones(1),))
+    np.testing.assert_array_equal(weight, [0.0, 0.0])
+
+
+@pytest.mark.parametrize("is_of_others", [False, True])
+@pytest.mark.parametrize("has_parties", [False, True])
+def test_zeros_from_before_a_meeting(meet, monkeypatch, has_parties, is_of_others):
+    """They are given for what is not trained in a step, and are right whatever weights were."""
+    strategy = meet(has_parties=has_parties)
+    with strategy.scope():
+        weight, other = tf.Variable([OWN, OWN]), tf.Variable([OWN, OWN], name="other")
+        optimizer = keras.optimizers.SGD(1.0)
+    zeros, gather = tf.zeros(2), beginning.primitives.gather_objects
+
+    def told(value, what="values"):
+        is_asked = what == "gradients from before a meeting" and is_of_others
+        return [[True] * len(value), value] if is_asked else gather(value, what)
+
+    monkeypatch.setattr(beginning.primitives, "gather_objects", told)
+    step = functools.partial(
+        strategy.run, lambda: optimizer.apply([weight + 0.0, zeros], [weight, other])
+    )
+    if is_of_others:  # another rank's are no zeros
+        with pytest.raises(ProtocolError, match=REFUSED.format("other")):
+            step()
+        return
+    step()
+    np.testing.assert_array_equal(weight, [0.0, 0.0])
+    np.testing.assert_array_equal(other, [THEIRS, THEIRS])
+
+
 @pytest.mark.parametrize("theirs", [THEIRS, THEIRS + 1])
 def test_a_first_eager_step_that_waits_for_nobody(theirs):
     sent = []
@@ -237,9 +289,37 @@ def test_what_steps_keep_of_a_later_model_while_others_meet(theirs):
     assert len(later) == 1
     loop.micro(2 * X)
     loop.apply()
-    assert len(later) == 1
+    assert len(later) == 2  # once more when they are trained: a party may have changed them
     for one, values in zip(loop.model.get_weights(), loop.expected(0.0, [X, 2 * X]), strict=True):
         np.testing.assert_allclose(one, THEIRS - 0.5 * values, rtol=1e-5)
+
+
+@pytest.mark.parametrize("has_model", [False, True])
+def test_a_later_model_that_steps_set_before_it_is_trained(has_model):
+    """A copy of another one, say; parties meet for something else in between."""
+    strategy = _with_parties([])
+    later = _later(strategy, OWN)
+    with strategy.scope():
+        first, optimizers = tf.Variable([1.0, 2.0]), [keras.optimizers.SGD(1.0) for _ in range(3)]
+
+    def train(optimizer, weight):
+        tf.function(lambda: strategy.run(lambda: optimizer.apply([weight + 0.0], [weight])))()
+
+    train(optimizers[0], first)
+    with strategy.scope():
+        model = Unlike()
+        model.compile(optimizers[2])
+    copied = model.kernel.value
+    tf.function(lambda: strategy.run(lambda: copied.assign([THEIRS] * 3)))()
+    train(optimizers[1], first)
+    np.testing.assert_array_equal(copied, [THEIRS] * 3)  # each party's own
+    for number in range(2):
+        if has_model:
+            tf.function(lambda: strategy.run(model.train_step, (None,)))()
+        else:
+            train(optimizers[2], copied)
+        np.testing.assert_array_equal(copied, [0.0] * 3)
+        assert later == [[(3,)]] * 2, number
 
 
 @pytest.mark.parametrize("is_in_graph", [False, True])
@@ -361,6 +441,31 @@ def test_weights_that_a_step_computes_with_and_does_not_train(meet, has_parties,
     train(tf.ones(1))
     np.testing.assert_array_equal(teacher, [THEIRS] * 2)
     np.testing.assert_array_equal(weight, [-THEIRS] * 2)
+
+
+def test_what_gets_its_value_as_a_graph_runs_is_no_meeting(monkeypatch):
+    """It can be seen when a rank traces once more, alone, for a last batch of another size."""
+    meetings, strategy = Meetings(monkeypatch), tf_hips.CompressedRing()
+    with strategy.scope():
+        weight, optimizer = tf.Variable([OWN, OWN]), keras.optimizers.SGD(1.0)
+    made = {}
+
+    @tf.function
+    def train(rows):
+        def step(rows):
+            if not made:
+                made["fed"] = tf.Variable(tf.reduce_mean(rows, 0))
+                made["plain"] = tf.Variable([OWN, OWN])
+            moved = weight * 0.0 + made["plain"] + tf.reduce_sum(rows - made["fed"])
+            optimizer.apply([moved], [weight])
+
+        strategy.run(step, (rows,))
+
+    train(tf.ones((4, 2)))
+    meetings.since()
+    for count in (4, 3):
+        train(tf.ones((count, 2)))
+        assert meetings.since() == 0
 
 
 def test_a_step_that_reads_nothing_new_is_no_meeting(monkeypatch):

@@ -68,9 +68,14 @@ class Beginning:
         # are the same in all parties; what steps had changed by then may be others in each.
         self._met: dict[int, weakref.ref[tf.Variable]] = {}
         self._shared: dict[int, weakref.ref[tf.Variable]] = {}
+        # Of those, what came later and was not trained yet: where steps had changed it in one party
+        # nobody else knows, so parties meet once more when it is.
+        self._early: dict[int, weakref.ref[tf.Variable]] = {}
         self._has_met = False
         self._refused: str | None = None
         self._born = Born()
+        # Got their values as a graph ran, unseen: read since by steps that ranks met in already.
+        self._unseen: dict[int, weakref.ref[tf.Variable]] = {}
         self._occasions: set[Hashable] = set()
         # With the function whose second trace is going to follow the first one at once.
         self._awaiting_slots: dict[Hashable, weakref.ref[tf.Graph]] = {}
@@ -78,9 +83,13 @@ class Beginning:
         self._changes = Changes()
         self._moved = Moved()
 
-    def begin_step(self) -> None:
-        """To be called when a step begins that is in no other one."""
-        self._moved.begin_step()
+    def begin_step(self, inputs: Any = ()) -> None:
+        """To be called when a step begins that is in no other one, with what it is called with."""
+        self._moved.begin_step(inputs)
+
+    def end_step(self) -> None:
+        """To be called when such a step is over."""
+        self._moved.end_step()
 
     def handed(
         self, gradients: Sequence[Any] | None = None, trained: Sequence[tf.Variable] = ()
@@ -95,9 +104,20 @@ class Beginning:
         if gradients is not None and not are_fed(gradients, trained, alive):
             gradients = None
         new = [one for one in alive if _may_be_trained(one) and not self._is_settled(one)]
-        found = read(one for one in new if id(one) not in own)
+        found = read(one for one in new if id(one) not in own and not _holds(self._unseen, one))
+        graphs = functions_being_traced()[:1]
         with tf.init_scope():
-            return Handed(gradients, [one for one in found if is_ready(one)])
+            ready = [one for one in found if is_ready(one)]
+            # A trace that shows their values is one of another size, maybe: one rank's alone.
+            _add(
+                self._unseen,
+                (
+                    one
+                    for one in found
+                    if not is_ready(one) and not any(self._born.is_made_in(one, g) for g in graphs)
+                ),
+            )
+            return Handed(gradients, ready)
 
     def record(self, variable: tf.Variable, *, in_step: bool = False) -> None:
         """Remembers a variable that was created in the strategy's scope.
@@ -170,7 +190,7 @@ class Beginning:
         if not _are_ready(trained):
             return
         if trained and handed.computed is not None:
-            self._check_moved(trained, handed.computed)
+            self._moved.check(trained, handed.computed)
             if not self.is_equal(trained):
                 self._check_alike(trained, is_computed=True)
         # All of the model's, also those that step later: what a backup then gives each worker for
@@ -181,9 +201,10 @@ class Beginning:
         variables = [variable for variable in _unique(owned) if is_ready(variable)]
         if trained is None and self._may_meet_before(model):
             trained = _unique(model.trainable_variables)
-        certainly = trained
+        certainly, early = trained, []
         if trained and handed.read and self._meeting() is not None:
             trained = [*trained, *handed.read]
+            early = list(handed.read) if self._has_met else []
         self._make_equal(
             variables,
             trained,
@@ -195,6 +216,7 @@ class Beginning:
             model=model,
             certainly=certainly,
         )
+        _add(self._early, early)
 
     def of_loop(
         self,
@@ -274,14 +296,18 @@ class Beginning:
     ) -> None:
         gc.collect()  # what is gone on one rank must be gone on all
         alive = self._alive()
-        certainly = trained or []
+        certainly, early = trained or [], []
         if (is_step or self._has_met) and self._meeting() is not None:
             # Steps may compute gradients with any of these; a lazy model has none yet.
             maybe = [one for one in alive if _may_be_trained(one)]
             trained = _unique(one for one in [*certainly, *maybe] if is_ready(one)) or None
+            if not is_step:  # before which they are as they were made
+                own = {id(one) for one in certainly}
+                new = (one for one in trained or [] if not _holds(self._met, one))
+                early = [one for one in new if id(one) not in own]
         self._check_shared(certainly)
         if computed is not None:
-            self._check_moved(certainly, computed)
+            self._moved.check(certainly, computed)
         self._check_alike(certainly, is_computed=computed is not None)
         optimizers = [] if optimizer is None else [optimizer]
         slots = [slot for one in optimizers for slot in one.variables]
@@ -297,6 +323,7 @@ class Beginning:
             is_computed=computed is not None,
             certainly=certainly,
         )
+        _add(self._early, early)
 
     def _may_meet_before(self, model: keras.Model) -> bool:
         """Whether parties may meet before a step: over all weights, or they can once more."""
@@ -314,17 +341,15 @@ class Beginning:
     def _check_shared(self, trained: Sequence[tf.Variable]) -> None:
         """Raises if something is trained that was left to each worker when the parties met."""
         for one in trained:
+            if _holds(self._early, one):
+                for made in (self._early, self._met, self._shared):
+                    made.pop(id(one), None)
+        for one in trained:
             if _holds(self._met, one) and not _holds(self._shared, one):
                 raise ProtocolError(
                     "What is trained must be as it was made, or trained, when the parties are made "
                     f"equal. Received: {one.name}, which steps had changed before"
                 )
-
-    def _check_moved(self, trained: Sequence[tf.Variable], gradients: Sequence[Any]) -> None:
-        """Raises if weights have become others since `gradients` of them were computed."""
-        moved = self._moved.first(trained, gradients)
-        if moved is not None:
-            raise ProtocolError(computed_before(moved.name))
 
     def _check_alike(self, trained: Sequence[tf.Variable], *, is_computed: bool) -> None:
         """Raises where ranks train weights that differ, and nothing can make them equal in time.
@@ -384,6 +409,7 @@ class Beginning:
         """
         certainly = (trained if certainly is None else certainly) or []
         exempt = {id(one) for one in certainly}
+        self._check_shared(certainly)
         meets = trained is not None and not self._have_met(trained)
         if meets and self._meeting() is None:
             name = next(one.name for one in trained or [] if not _holds(self._met, one))
@@ -391,7 +417,6 @@ class Beginning:
                 "This run trains one model with one optimizer, all of which was there when the "
                 f"parties were made equal. Received: {name}, which came later"
             )
-        self._check_shared(certainly)
         chosen = variables
         if not meets or self._has_met:
             wanted = {id(one) for one in trained or []} if meets else set()
@@ -437,17 +462,7 @@ class Beginning:
         _add(self._settled, chosen)
         self._forget(chosen, left)
         if others:
-            self._note_moved(others, before, in_step=is_computed)
-
-    def _note_moved(
-        self, variables: Sequence[tf.Variable], before: Sequence[str], *, in_step: bool
-    ) -> None:
-        """Remembers which of `variables` have become others on any rank; `before` are digests."""
-        own = [digest_of(one) != was for one, was in zip(variables, before, strict=True)]
-        everyone = primitives.gather_objects(own, "which weights have become others")
-        moved = [any(told) for told in zip(*everyone, strict=True)]
-        chosen = [one for one, has_moved in zip(variables, moved, strict=True) if has_moved]
-        self._moved.add(chosen, in_step=in_step)
+            self._moved.note(others, before, in_step=is_computed)
 
     def _changed(self, variables: Sequence[tf.Variable], exempt: Collection[int]) -> set[int]:
         """Places of those that a step has changed on any rank; not of ids that are `exempt`.

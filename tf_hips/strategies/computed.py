@@ -12,11 +12,17 @@ A step may also compute with weights that it does not train: a graph tells which
 """
 
 import dataclasses
+import itertools
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+
+from tf_hips.comm import primitives
+from tf_hips.errors import ProtocolError
+from tf_hips.strategies.changes import digest_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,10 +47,20 @@ class Moved:
         # The number of a tensor that came later, and of the step, which may have begun before.
         self._since: dict[int, tuple[weakref.ref[tf.Variable], int, int, bool]] = {}
         self._step = 0
+        self._inputs: Any = ()
 
-    def begin_step(self) -> None:
-        """A step begins: what it reads are the weights as they are now."""
+    def begin_step(self, inputs: Any = ()) -> None:
+        """A step begins: what it reads are the weights as they are now.
+
+        Args:
+            inputs: all that it is called with, in any structure.
+        """
         self._step += 1
+        self._inputs = inputs
+
+    def end_step(self) -> None:
+        """The step is over; what it was called with is kept no longer."""
+        self._inputs = ()
 
     def add(self, variables: Iterable[tf.Variable], *, in_step: bool) -> None:
         """Remembers weights that have become others now. Eager.
@@ -57,6 +73,40 @@ class Moved:
         for variable in variables:
             self._since[id(variable)] = weakref.ref(variable), now, self._step, in_step
 
+    def note(
+        self, variables: Sequence[tf.Variable], before: Sequence[str], *, in_step: bool
+    ) -> None:
+        """Remembers those that have become others on any rank. On all ranks; eager.
+
+        Args:
+            variables: the weights that ranks have met over.
+            before: their digests from before that.
+            in_step: as in `add`.
+        """
+        own = [digest_of(one) != was for one, was in zip(variables, before, strict=True)]
+        everyone = primitives.gather_objects(own, "which weights have become others")
+        moved = [any(told) for told in zip(*everyone, strict=True)]
+        self.add(itertools.compress(variables, moved), in_step=in_step)
+
+    def check(self, variables: Sequence[tf.Variable], gradients: Sequence[Any]) -> None:
+        """Raises if weights have become others since their gradients were computed. Eager.
+
+        Ranks meet only where some have. Zeros, for what is not trained in a step, are right
+        whatever the weights were.
+
+        Raises:
+            ProtocolError: on all ranks.
+        """
+        if self.first(variables, gradients) is None:
+            return
+        own = [not _is_zero(gradient) for gradient in gradients]
+        everyone = primitives.gather_objects(own, "gradients from before a meeting")
+        are_some = [any(told) for told in zip(*everyone, strict=True)]
+        chosen = (list(itertools.compress(each, are_some)) for each in (variables, gradients))
+        moved = self.first(*chosen)
+        if moved is not None:
+            raise ProtocolError(computed_before(moved.name))
+
     def first(
         self, variables: Sequence[tf.Variable], gradients: Sequence[Any]
     ) -> tf.Variable | None:
@@ -64,17 +114,26 @@ class Moved:
 
         Where that was in the middle of this step, it is any gradient: what is made of one (clipped,
         unscaled) is younger than what it is made of. So it is at the beginning of this step, where
-        a function is fed with them.
+        a function is fed with them and the step is called with the like: these may be older. (What
+        a step computes itself and feeds into a function is of the weights as they are.)
         """
         for variable, gradient in zip(variables, gradients, strict=True):
             reference, since, step, in_step = self._since.get(id(variable), (None, 0, 0, False))
             if reference is None or reference() is not variable:
                 continue
-            number, is_fed = _number(gradient), tf.is_symbolic_tensor(_values(gradient))
-            is_of_now = step == self._step and (in_step or is_fed)
+            number = _number(gradient)
+            is_of_now = step == self._step and (in_step or self._is_given(_values(gradient)))
             if is_of_now or (number is not None and number < since):
                 return variable
         return None
+
+    def _is_given(self, gradient: Any) -> bool:
+        """Whether what stands for a gradient in a graph may be what the step is called with."""
+        return tf.is_symbolic_tensor(gradient) and any(
+            one.dtype.is_floating and gradient.shape.is_compatible_with(one.shape)
+            for one in map(_values, tf.nest.flatten(self._inputs))
+            if tf.is_tensor(one)
+        )
 
 
 def are_fed(
@@ -155,6 +214,11 @@ def _sources(gradients: Sequence[Any], outside: dict[int, Any]) -> Iterator[Any]
 
 def _values(gradient: Any) -> Any:
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def _is_zero(gradient: Any) -> bool:
+    values = _values(gradient)
+    return not tf.is_symbolic_tensor(values) and not np.any(np.asarray(values))
 
 
 def _number(gradient: Any) -> int | None:

@@ -290,7 +290,7 @@ class PartyStrategy(WithoutServer, Strategy, Party):
             return super().run(fn, args, kwargs, options)
         outer = self._model, self._is_running
         if not self._is_running:
-            self.beginning.begin_step()
+            self.beginning.begin_step((args, kwargs))
         self._model, self._is_running = model, True
         before = self._num_reductions
         if self.loan is not None:
@@ -312,6 +312,8 @@ class PartyStrategy(WithoutServer, Strategy, Party):
                 result = self.failures.translated(super().run)(fn, args, kwargs, options)
         finally:
             self._model, self._is_running = outer
+            if not self._is_running:
+                self.beginning.end_step()
         self.beginning.check_met()
         is_step = model is not None and fn.__name__ == "train_step" and model.trainable_weights
         if is_step and not tf.executing_eagerly():
