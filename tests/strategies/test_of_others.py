@@ -85,23 +85,28 @@ def test_residuals_of_others_are_not_taken(tmp_path, is_of_others):
 
 
 @pytest.mark.parametrize(
-    ("codec", "above", "keeps"),
+    ("codec", "above", "num_lists", "keeps"),
     [
-        ("fp32", "error_feedback(onebit)", True),  # of lists behind the first one, above a server
-        ("error_feedback(onebit)", None, True),
-        ("fp32", "onebit", False),
-        ("fp32", None, False),
+        ("fp32", "error_feedback(onebit)", 2, True),  # of lists behind the first, above a server
+        ("fp32", "error_feedback(onebit)", 1, False),  # which keeps what its encoding drops
+        ("error_feedback(onebit)", None, 1, True),
+        ("fp32", "onebit", 2, False),
+        ("fp32", None, 1, False),
     ],
 )
-def test_what_a_rank_keeps_is_no_other_ones(tmp_path, codec, above, keeps):
+def test_what_a_rank_keeps_is_no_other_ones(tmp_path, codec, above, num_lists, keeps):
     import tensorflow as tf
 
+    from tf_hips.comm import primitives
     from tf_hips.errors import ProtocolError
     from tf_hips.strategies.state import StrategyState
+
+    primitives.init()
 
     def taken_up(rank):
         own = [_Strategy(codec, above, one) for one in (0, rank)]
         giver, taker = (StrategyState(one) for one in own)
+        giver._books.num_lists = num_lists  # the taker has not made them yet
         tf.train.Checkpoint(state=giver).write(str(tmp_path / "state"))
         tf.train.Checkpoint(state=taker).read(str(tmp_path / "state"))
 

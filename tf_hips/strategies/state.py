@@ -28,7 +28,7 @@ import contextlib
 import json
 import re
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -184,7 +184,7 @@ class StrategyState(tf.Module):
         """
         self._books.owner().beginning.of_model(model)
 
-    def _facts(self) -> dict[str, Any]:
+    def _facts(self, saved: Mapping[str, Any] | None = None) -> dict[str, Any]:
         strategy = self._books.owner()
         codecs = strategy._codecs()
         facts: dict[str, Any] = {
@@ -196,9 +196,13 @@ class StrategyState(tf.Module):
             facts["seed"] = strategy.config.seed
             facts["number of workers"] = strategy.num_replicas_in_sync
         # Of gradients that go in rounds the party's own server encodes what goes further up, and
-        # keeps what that drops; of all others (see `further`) this worker.
-        above = [] if strategy.above is None else [strategy.above]
-        if any(codec.has_state for codec in [*used, *above]):
+        # keeps what that drops; of all others (see `further`), where there are any, this worker.
+        is_own = any(codec.has_state for codec in used)
+        if saved is not None:
+            is_own = is_own or "rank" in saved
+        elif self._books.num_lists > 1 and strategy.above is not None:
+            is_own = is_own or strategy.above.has_state
+        if is_own:
             facts["rank"] = strategy.global_rank
             facts["number of ranks"] = primitives.size()
         return facts
@@ -264,7 +268,7 @@ class _ListState(tf.Module):
                 if isinstance(value, tf.Variable) and _RESIDUAL.match(name):
                     value.assign(tf.zeros_like(value))
 
-    def _sizes(self) -> dict[str, Any]:
+    def _sizes(self, _saved: Mapping[str, Any] | None = None) -> dict[str, Any]:
         return {
             f"elements of `{name}`": int(value.shape.num_elements())
             for name, value in sorted(vars(self).items())
@@ -373,7 +377,8 @@ class _Facts(tf.train.experimental.PythonState):
         Raises:
             ProtocolError: they differ.
         """
-        saved, current = json.loads(string_value), self._facts()
+        saved = json.loads(string_value)
+        current = self._facts(saved)
         told = changes(current, saved, " when the state was saved")
         if told:
             raise ProtocolError(
@@ -381,9 +386,9 @@ class _Facts(tf.train.experimental.PythonState):
                 + "; ".join(told)
             )
 
-    def _facts(self) -> dict[str, Any]:
+    def _facts(self, saved: Mapping[str, Any] | None = None) -> dict[str, Any]:
         current = self._current()
-        return {} if current is None else current()
+        return {} if current is None else current(saved)
 
 
 def _plans_of(lists: tf.Module) -> dict[str, str]:

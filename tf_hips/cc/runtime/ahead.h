@@ -16,24 +16,21 @@
 #include "tf_hips/cc/runtime/reduce.h"
 #include "tf_hips/cc/runtime/target.h"
 
-#if defined(__x86_64__) && defined(__GNUC__)
-#include <cpuid.h>
-#endif
-
 namespace tf_hips {
 
-#if defined(__x86_64__) && defined(__GNUC__)
-// Zen 3 and Zen 4.
+// Zen 3 and Zen 4. (<cpuid.h> would take names from specifications by its macros.)
 inline bool is_family_19h() {
-  uint32_t a, b, c, d;
-  if (__get_cpuid(0, &a, &b, &c, &d) == 0) return false;
-  const bool is_amd = b == signature_AMD_ebx && c == signature_AMD_ecx && d == signature_AMD_edx;
-  if (!is_amd || __get_cpuid(1, &a, &b, &c, &d) == 0) return false;
+#if defined(__x86_64__) && defined(__GNUC__)
+  uint32_t a = 0, words[3] = {}, b = 0, c = 0, d = 0;
+  __asm__("cpuid" : "+a"(a), "=b"(words[0]), "=d"(words[1]), "+c"(words[2]));
+  if (std::memcmp(words, "AuthenticAMD", sizeof words) != 0) return false;
+  a = 1;
+  __asm__("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
   return (a >> 8 & 0xF) + (a >> 20 & 0xFF) == 0x19;
-}
 #else
-inline bool is_family_19h() { return false; }
+  return false;
 #endif
+}
 
 // Whether lines are asked for into the second-level cache. TF_HIPS_PREFETCH in the environment,
 // "l1" or "l2", says it of a processor that is not known here.
