@@ -263,3 +263,42 @@ def test_gradients_of_weights_that_were_others_are_refused_by_both():
 
         tf.function(lambda: strategy.run(move, (weight,)))()  # noqa: B023 - at once
         np.testing.assert_array_equal(weight, [0.0, 0.0])
+
+
+@ranks(2)
+def test_what_one_rank_alone_looks_at_is_left_to_it():
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    import tf_hips
+    from tf_hips.comm import primitives
+
+    rank = primitives.rank()
+    strategy = tf_hips.CompressedRing()
+    with strategy.scope():
+        seen, teacher = (tf.Variable([1.0 + rank, 2.0], name=name) for name in ("seen", "teacher"))
+
+        class Model(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.dense = keras.layers.Dense(2)
+
+            def call(self, x):
+                return self.dense(x) + tf.stop_gradient(made["teacher"])
+
+            def train_step(self, data):
+                if rank == 0:
+                    tf.debugging.assert_all_finite(made["seen"], "looked at")
+                return super().train_step(data)
+
+        # Attributes of a model are its own, and all ranks have them.
+        made = {"seen": seen, "teacher": teacher}
+        model = Model()
+        model.compile("sgd", "mse")
+    for rows in (8, 6):  # another trace of the same model
+        model.fit(np.ones((rows, 3), "float32"), np.ones((rows, 2), "float32"), verbose=0)
+    np.testing.assert_array_equal(teacher, [1.0, 2.0])
+    np.testing.assert_array_equal(seen, [1.0 + rank, 2.0])
+    everyone = primitives.gather_objects([float(tf.norm(one)) for one in model.weights], "norms")
+    assert everyone[0] == everyone[1]

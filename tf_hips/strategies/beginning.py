@@ -27,6 +27,7 @@ of weights that were others on another worker. What a step has written is never 
 but in weights that are trained for the first time.
 """
 
+import dataclasses
 import gc
 import weakref
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
@@ -45,6 +46,7 @@ from tf_hips.strategies.born import Born, functions_being_traced
 from tf_hips.strategies.changes import Changes, digest_of, is_ready
 from tf_hips.strategies.computed import Handed, Moved, are_fed, computed_before, read
 from tf_hips.strategies.kept import check_kept, computed_with_others, suspected
+from tf_hips.strategies.references import add, holds, unique
 from tf_hips.strategies.replicas import FirstSync, check_equal_shapes, synchronise
 
 STEP = "a step"
@@ -74,7 +76,7 @@ class Beginning:
         self._has_met = False
         self._refused: str | None = None
         self._born = Born()
-        # Got their values as a graph ran, unseen: read since by steps that ranks met in already.
+        # Read by steps that ranks met in already, before they had values or by some ranks alone.
         self._unseen: dict[int, weakref.ref[tf.Variable]] = {}
         self._occasions: set[Hashable] = set()
         # With the function whose second trace is going to follow the first one at once.
@@ -104,12 +106,12 @@ class Beginning:
         if gradients is not None and not are_fed(gradients, trained, alive):
             gradients = None
         new = [one for one in alive if _may_be_trained(one) and not self._is_settled(one)]
-        found = read(one for one in new if id(one) not in own and not _holds(self._unseen, one))
+        found = read(one for one in new if id(one) not in own and not holds(self._unseen, one))
         graphs = functions_being_traced()[:1]
         with tf.init_scope():
             ready = [one for one in found if is_ready(one)]
             # A trace that shows their values is one of another size, maybe: one rank's alone.
-            _add(
+            add(
                 self._unseen,
                 (
                     one
@@ -127,7 +129,7 @@ class Beginning:
             in_step: whether a step has made it, which may change it at once.
         """
         self._known.pop(id(variable), None)  # of one that is gone: the order is that of creation
-        _add(self._known, [variable])
+        add(self._known, [variable])
         self._num_trainable += bool(variable.trainable)
         self._born.add(variable)
         self._changes.add(variable, in_step=in_step)
@@ -154,16 +156,16 @@ class Beginning:
 
     def knows(self, variable: Any) -> bool:
         """Whether `variable` was created in the strategy's scope."""
-        [raw] = _unique([variable])
-        return _holds(self._known, raw)
+        [raw] = unique([variable])
+        return holds(self._known, raw)
 
     def is_equal(self, variables: Iterable[Any]) -> bool:
         """Whether all of `variables` have been made equal."""
-        return all(_holds(self._equal, variable) for variable in _unique(variables))
+        return all(holds(self._equal, variable) for variable in unique(variables))
 
     def make_equal_in_party(self, variables: Iterable[Any]) -> None:
         """Makes `variables` equal now; they will be again when they are trained. On all ranks."""
-        ready = [variable for variable in _unique(variables) if is_ready(variable)]
+        ready = [variable for variable in unique(variables) if is_ready(variable)]
         check_equal_shapes(ready)
         synchronise(ready)
 
@@ -197,10 +199,12 @@ class Beginning:
         # itself must not be made equal any more.
         optimizers = [*optimizers_of(model), *([] if optimizer is None else [optimizer])]
         slots = [slot for one in optimizers for slot in one.variables]
+        if trained and not self.is_equal(trained):  # on all ranks
+            handed = dataclasses.replace(handed, read=self._read_by_all(handed.read))
         owned = [*model.variables, *slots, *(trained or []), *handed.read]
-        variables = [variable for variable in _unique(owned) if is_ready(variable)]
+        variables = [variable for variable in unique(owned) if is_ready(variable)]
         if trained is None and self._may_meet_before(model):
-            trained = _unique(model.trainable_variables)
+            trained = unique(model.trainable_variables)
         certainly, early = trained, []
         if trained and handed.read and self._meeting() is not None:
             trained = [*trained, *handed.read]
@@ -216,7 +220,17 @@ class Beginning:
             model=model,
             certainly=certainly,
         )
-        _add(self._early, early)
+        add(self._early, early)
+
+    def _read_by_all(self, found: Sequence[tf.Variable]) -> list[tf.Variable]:
+        """What all ranks have read; what some have looked at alone is no reason to meet later."""
+        gc.collect()  # what is gone on one rank must be gone on all
+        places = {id(one): (place, one.name) for place, one in enumerate(self._alive())}
+        own = [places[id(one)] for one in found]
+        everyone = primitives.gather_objects(own, "weights that a step has read")
+        by_all = set(own).intersection(*(map(tuple, told) for told in everyone))
+        add(self._unseen, (one for one in found if places[id(one)] not in by_all))
+        return [one for one in found if places[id(one)] in by_all]
 
     def of_loop(
         self,
@@ -250,7 +264,7 @@ class Beginning:
             return
         if not _are_ready(trained):
             if primitives.size() > 1 or self.first_sync is not None:
-                self._born.check(_unique(trained or []), graphs, occasion)
+                self._born.check(unique(trained or []), graphs, occasion)
             return
         self._meet_in_loop(trained, optimizer, is_step=is_step, computed=handed.computed)
         if is_known:
@@ -258,7 +272,7 @@ class Beginning:
             return
         self._born.note_met(occasion)
         self._occasions.add(occasion)  # not where they differ: they may be mended, and try again
-        slots = [] if optimizer is None else _unique(optimizer.variables)
+        slots = [] if optimizer is None else unique(optimizer.variables)
         unready = [slot for slot in slots if not is_ready(slot)]
         if unready and graphs and all(self._born.is_made_in(slot, graphs[0]) for slot in unready):
             self._awaiting_slots[occasion] = weakref.ref(graphs[0])
@@ -274,15 +288,15 @@ class Beginning:
         if awaited is None or any(awaited() is graph for graph in graphs):
             return
         del self._awaiting_slots[occasion]
-        if not _are_ready(_unique(optimizer.variables)):
+        if not _are_ready(unique(optimizer.variables)):
             return
-        slots = [one for one in _unique(optimizer.variables) if not _holds(self._settled, one)]
+        slots = [one for one in unique(optimizer.variables) if not holds(self._settled, one)]
         check_equal_shapes(slots)
         everyone = primitives.gather_objects([digest_of(one) for one in slots], "slots")
         if any(one != everyone[0] for one in everyone):
             synchronise(slots)
-        _add(self._equal, slots)
-        _add(self._settled, slots)
+        add(self._equal, slots)
+        add(self._settled, slots)
         for slot in slots:
             self._changes.forget(slot)
 
@@ -300,10 +314,10 @@ class Beginning:
         if (is_step or self._has_met) and self._meeting() is not None:
             # Steps may compute gradients with any of these; a lazy model has none yet.
             maybe = [one for one in alive if _may_be_trained(one)]
-            trained = _unique(one for one in [*certainly, *maybe] if is_ready(one)) or None
+            trained = unique(one for one in [*certainly, *maybe] if is_ready(one)) or None
             if not is_step:  # before which they are as they were made
                 own = {id(one) for one in certainly}
-                new = (one for one in trained or [] if not _holds(self._met, one))
+                new = (one for one in trained or [] if not holds(self._met, one))
                 early = [one for one in new if id(one) not in own]
         self._check_shared(certainly)
         if computed is not None:
@@ -312,7 +326,7 @@ class Beginning:
         optimizers = [] if optimizer is None else [optimizer]
         slots = [slot for one in optimizers for slot in one.variables]
         owned = [*(trained or []), *slots, *alive]
-        variables = [variable for variable in _unique(owned) if is_ready(variable)]
+        variables = [variable for variable in unique(owned) if is_ready(variable)]
         self._make_equal(
             variables,
             trained,
@@ -323,13 +337,13 @@ class Beginning:
             is_computed=computed is not None,
             certainly=certainly,
         )
-        _add(self._early, early)
+        add(self._early, early)
 
     def _may_meet_before(self, model: keras.Model) -> bool:
         """Whether parties may meet before a step: over all weights, or they can once more."""
         if all(layer.built for layer in model._flatten_layers()):
             return True
-        weights = _unique(model.trainable_variables)
+        weights = unique(model.trainable_variables)
         may_meet_again = self.next_sync is not None and self.next_sync() is not None
         return may_meet_again and bool(weights) and _are_ready(weights)
 
@@ -341,11 +355,11 @@ class Beginning:
     def _check_shared(self, trained: Sequence[tf.Variable]) -> None:
         """Raises if something is trained that was left to each worker when the parties met."""
         for one in trained:
-            if _holds(self._early, one):
+            if holds(self._early, one):
                 for made in (self._early, self._met, self._shared):
                     made.pop(id(one), None)
         for one in trained:
-            if _holds(self._met, one) and not _holds(self._shared, one):
+            if holds(self._met, one) and not holds(self._shared, one):
                 raise ProtocolError(
                     "What is trained must be as it was made, or trained, when the parties are made "
                     f"equal. Received: {one.name}, which steps had changed before"
@@ -361,7 +375,7 @@ class Beginning:
             trained: the weights.
             is_computed: whether there are gradients of them.
         """
-        met = [one for one in trained if _holds(self._equal, one)]
+        met = [one for one in trained if holds(self._equal, one)]
         chosen = trained if is_computed else met
         if not chosen:
             return
@@ -370,7 +384,7 @@ class Beginning:
         for variable, *told in zip(chosen, *everyone, strict=True):
             if len(set(told)) == 1:
                 continue
-            if not _holds(self._equal, variable):
+            if not holds(self._equal, variable):
                 raise ProtocolError(computed_before(variable.name))
             rank = next(rank for rank, one in enumerate(told) if one != told[0])
             raise ProtocolError(
@@ -412,7 +426,7 @@ class Beginning:
         self._check_shared(certainly)
         meets = trained is not None and not self._have_met(trained)
         if meets and self._meeting() is None:
-            name = next(one.name for one in trained or [] if not _holds(self._met, one))
+            name = next(one.name for one in trained or [] if not holds(self._met, one))
             raise ProtocolError(
                 "This run trains one model with one optimizer, all of which was there when the "
                 f"parties were made equal. Received: {name}, which came later"
@@ -454,12 +468,12 @@ class Beginning:
             )
             synchronise(chosen, sync, left)
             self._has_met = True
-            _add(self._met, chosen)
-            _add(self._shared, [one for place, one in enumerate(chosen) if place not in left])
+            add(self._met, chosen)
+            add(self._shared, [one for place, one in enumerate(chosen) if place not in left])
         else:
             synchronise(chosen, left=left)
-        _add(self._equal, [one for place, one in enumerate(chosen) if place not in left])
-        _add(self._settled, chosen)
+        add(self._equal, [one for place, one in enumerate(chosen) if place not in left])
+        add(self._settled, chosen)
         self._forget(chosen, left)
         if others:
             self._moved.note(others, before, in_step=is_computed)
@@ -497,19 +511,19 @@ class Beginning:
     def _have_met(self, trained: Sequence[tf.Variable]) -> bool:
         """Whether parties have met over all of `trained`, or there are none; alike in each."""
         return self.first_sync is None or (
-            self._has_met and all(_holds(self._met, one) for one in trained)
+            self._has_met and all(holds(self._met, one) for one in trained)
         )
 
     def _is_due(
         self, variable: tf.Variable, wanted: Collection[int], exempt: Collection[int]
     ) -> bool:
         """Whether a variable is to be made equal: over parties if it is `wanted` there."""
-        if id(variable) in wanted and not _holds(self._met, variable):
+        if id(variable) in wanted and not holds(self._met, variable):
             return True
-        return not _holds(self._equal if id(variable) in exempt else self._settled, variable)
+        return not holds(self._equal if id(variable) in exempt else self._settled, variable)
 
     def _is_settled(self, variable: tf.Variable) -> bool:
-        return _holds(self._settled, variable)
+        return holds(self._settled, variable)
 
     def _met_over_parties(
         self,
@@ -534,7 +548,7 @@ class Beginning:
             # Slots that no step has touched are of one number each, nearly all: that crosses the
             # slow tier, not the slot. (ScheduleFreeAdamW has one that begins as the weight.) A
             # party that has made steps already sends more, and the server says so.
-            slots |= {id(slot) for slot in _unique(optimizer.variables) if slot.shape.rank}
+            slots |= {id(slot) for slot in unique(optimizer.variables) if slot.shape.rank}
         sync = self._meeting()
 
         def exchange(values: list[np.ndarray]) -> list[np.ndarray]:
@@ -576,24 +590,7 @@ def _may_be_trained(variable: tf.Variable) -> bool:
     return bool(variable.trainable) and variable.dtype.is_floating
 
 
-def _unique(owned: Iterable[Any]) -> list[tf.Variable]:
-    """The TensorFlow variables behind `owned`, each once."""
-    raw = [one.value if isinstance(one, keras.Variable) else one for one in owned]
-    return list({id(one): one for one in raw}.values())
-
-
 def _are_ready(trained: Sequence[tf.Variable] | None) -> bool:
     # A tf.function that creates variables is traced twice, and runs the second trace only: then
     # they have their values.
     return all(is_ready(variable) for variable in trained or [])
-
-
-def _add(references: dict[int, "weakref.ref[tf.Variable]"], new: Iterable[tf.Variable]) -> None:
-    for variable in new:
-        references[id(variable)] = weakref.ref(variable)
-
-
-def _holds(references: dict[int, "weakref.ref[tf.Variable]"], variable: tf.Variable) -> bool:
-    # An id is used again when its owner is gone.
-    reference = references.get(id(variable))
-    return reference is not None and reference() is variable
