@@ -207,7 +207,7 @@ class _Bench:
             }
             for what, (ours, streams) in cases.items():
                 residual[:] = 0
-                yield self._share_row(text, what, ours, streams)
+                yield self._share_row(text, what, ours, streams, n)
             yield from self._share_of_decoding(plain, text, packet, out, residual)
 
         for text in self.stateful:
@@ -220,7 +220,7 @@ class _Bench:
             encode = functools.partial(native.encode, codec, gradient[:n], key, state, out=packet)
             scrap_state[:] = 1
             streams = Streams(gradient[:n], update=scrap_state, write=scrap)
-            yield self._share_row(text, "encode", encode, streams)
+            yield self._share_row(text, "encode", encode, streams, n)
             yield from self._share_of_decoding(codec, text, packet, out[:n], residual[:n])
 
     def _share_of_decoding(
@@ -232,16 +232,19 @@ class _Bench:
         is_scattered = text.split("(")[0] in _SCATTERED
         decode = functools.partial(native.decode, codec, packet, out.size, out=out)
         streams = Streams(packet, write=scrap, is_empty=is_scattered)
-        yield self._share_row(text, "decode", decode, streams)
+        yield self._share_row(text, "decode", decode, streams, out.size)
         touched = out.size
         if is_scattered:
             lines = out[: out.size // _LINE * _LINE].reshape(-1, _LINE)
             touched = _LINE * int(np.count_nonzero(lines.any(axis=1)))
         scrap[:] = 1
         streams = Streams(packet, update=scrap[:touched])
-        yield self._share_row(text, "decode, add", functools.partial(decode, add=True), streams)
+        decode_add = functools.partial(decode, add=True)
+        yield self._share_row(text, "decode, add", decode_add, streams, out.size)
 
-    def _share_row(self, text: str, what: str, ours: Callable[[], Any], streams: Streams) -> Row:
+    def _share_row(
+        self, text: str, what: str, ours: Callable[[], Any], streams: Streams, size: int
+    ) -> Row:
         result = self.bound.compare(ours, streams, self.rounds)
         return _row(
             text,
@@ -251,7 +254,7 @@ class _Bench:
             interval=result["interval"],
             against=result["against"],
             met=result["met"],
-            **{"GB/s": round(4 * self.size / result["seconds"] / 1e9, 2)},
+            **{"GB/s": round(4 * size / result["seconds"] / 1e9, 2)},
         )
 
     def _merge(self) -> Iterator[Row]:
