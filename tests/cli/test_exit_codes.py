@@ -48,9 +48,9 @@ def test_a_script_that_exits_is_started_again(
 
 
 @pytest.mark.tf
-@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_others_hear_that_a_script_has_exited(tmp_path: Path) -> None:
     code, printed = disturbed.launch(tmp_path, LEAVES, timeout_s=110)
     assert code == 1
     assert "Site `party1` left the run: SystemExit: no more disk" in printed
+    assert "tf-hips: party1/worker0 failed first (exit code 1)" in printed

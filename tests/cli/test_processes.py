@@ -185,6 +185,44 @@ def test_the_exception_that_came_first_is_named_even_when_its_process_ends_last(
     assert failure == Failure("culprit", 4, "exit code 4")
 
 
+ENDED = "tf_hips.errors.PeerError: Server a:1, Step: The run has ended. "
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (ENDED + "Site `east` left the run: SystemExit: no more disk", "east/worker0"),
+        (ENDED + "Site `tree` left the run: Site `east` left the run: 3", "east/worker0"),
+        ("tf-hips server: error: Site `east` left the run: 3", "east/worker0"),
+        # Of a site that is elsewhere, and of a server that cannot tell: nothing to wait for.
+        (ENDED + "Site `north` left the run: SystemExit: 3", "west/worker0"),
+        (ENDED + "No party called for 3600 s (`--idle-timeout`).", "west/worker0"),
+        (
+            "tf_hips.errors.ConfigError: `a` must be b. Received: Site `east` left the run: 3",
+            "west/worker0",
+        ),
+    ],
+)
+def test_who_left_the_run_is_named_even_when_it_ends_after_those_who_heard_of_it(
+    tmp_path: Path, words: str, named: str
+) -> None:
+    os.mkfifo(gate := tmp_path / "gate")
+    # It prints no traceback, and outlives the victim, whose end it sees at the other end.
+    culprit = f"import sys; open({str(gate)!r}).read(); sys.exit(4)"
+    victim = f"""
+        import sys
+        gate = open({str(gate)!r}, "w")
+        sys.stderr.write({words!r} + "\\n")
+        sys.exit(78)
+        """
+    with Job(out=io.BytesIO(), err=io.BytesIO(), grace_s=0.1) as job:
+        job.start("west/worker0", python(victim), os.environ)
+        job.start("east/worker0", python(culprit), os.environ)
+        failure = job.wait()
+    code = {"east/worker0": 4, "west/worker0": 78}[named]
+    assert failure == Failure(named, code, f"exit code {code}")
+
+
 def test_success_of_all_is_success_and_a_service_ends_with_them(tmp_path: Path) -> None:
     mark = tmp_path / "done"
     service = f"""

@@ -18,7 +18,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from tf_hips.errors import NO_RESTART
+from tf_hips.errors import NO_RESTART, reason_of_end
 
 _PR_SET_PDEATHSIG = 1
 _PRCTL = ctypes.CDLL(None).prctl
@@ -32,8 +32,12 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 # How the text of an uncaught exception begins: Python's own way, `errors.print_in_one_line`'s, and
 # that of a command such as `tf-hips train`.
 _EXCEPTION = re.compile(
-    r"Traceback \(most recent call last\)|tf_hips\.errors\.\w+: |tf-hips [\w-]+: error: "
+    r"Traceback \(most recent call last\)"
+    r"|(?:tf_hips\.errors\.\w+|tf-hips [\w-]+: error): (?P<text>.*)"
 )
+# What a server says of a site that ends the run by leaving it (`ps.session.departing`). In a tree
+# the site is a server that says the same of one of its own, which is named last.
+_LEFT = re.compile(r"(?:Site `(?P<site>[^`]+)` left the run(?: before it began)?[:.] ?(?:\w+: )?)+")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +61,8 @@ class Failure:
 class Child:
     """A started process. `code` is None while it runs; times are `time.monotonic()` seconds.
 
-    `is_given_up`: it is a follower that has failed for good.
+    `is_given_up`: it is a follower that has failed for good. `accuses`: the site that has ended the
+    run for it, as it has said itself.
     """
 
     role: str
@@ -68,7 +73,19 @@ class Child:
     code: int | None = None
     ended_s: float = 0.0
     traceback_s: float | None = None
+    accuses: str | None = None
     is_given_up: bool = False
+
+    @property
+    def site(self) -> str:
+        """The site that it works for, the beginning of its role; empty for a process of none."""
+        return self.role.rpartition("/")[0]
+
+    @property
+    def has_spoken(self) -> bool:
+        """Whether all that it has printed has been read."""
+        pipes = (self.process.stdout, self.process.stderr)
+        return all(pipe is None or pipe.closed for pipe in pipes)
 
     @property
     def failed(self) -> bool:
@@ -101,8 +118,10 @@ class Child:
 
     def note_line(self, line: str) -> None:
         """Hears a line that it has printed."""
-        if not _EXCEPTION.match(line):
+        said = _EXCEPTION.match(line)
+        if not said:
             return
+        self.accuses = _accused(said["text"] or "") or self.accuses
         now = time.monotonic()
         # The first of a row of tracebacks ("during handling of the above ...") counts.
         if self.traceback_s is None or now - self.traceback_s > TRACEBACK_WINDOW_S:
@@ -150,6 +169,12 @@ class Group:
         """Seconds before it is started again."""
         doublings = min(self.attempt - 1, 10)  # a run of weeks has more than a float can hold
         return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0**doublings)
+
+
+def _accused(text: str) -> str | None:
+    """The site whose leaving has ended the run, if that is what the text of an error says."""
+    left = _LEFT.match(reason_of_end(text) or text)
+    return left["site"] if left else None
 
 
 def spawn(

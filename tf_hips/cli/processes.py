@@ -6,7 +6,9 @@ of the children, SIGINT and SIGTERM of the user). So lines never interleave and 
 the order in which they happen. Where nobody reads its output, the thread waits for the reader and
 for signals at once.
 
-The child that failed first is the one to name: its peers mostly fail because it did.
+The child that failed first is the one to name: its peers mostly fail because it did. One that has
+heard from a server that another site left the run ends sooner than who left it, and says so; then a
+child of that site is named.
 
 Children may form a group that is started again, all of it, when one of them fails. A follower that
 fails for good decides nothing: the workers go on to their end, and it is named then.
@@ -33,6 +35,7 @@ from tf_hips.cli.signals import Signals
 _SERVICE_GRACE_S = 15.0
 # A follower has to evaluate what the last worker has left, or finds that this never came.
 _FOLLOWER_GRACE_S = 3600.0
+_LAST_WORDS_S = 0.5  # for what a child that has ended has printed
 _READ_BYTES = 1 << 16
 
 
@@ -191,23 +194,36 @@ class Job:
                 self.stop()
                 reason = f"still there {service_grace_s:g} s after the last worker"
                 return Failure(stuck[0].role, 1, reason, is_stuck=True)
-        first = min((c for c in self._children if c.decides), key=lambda c: c.ended_s, default=None)
-        if first is not None:
-            self._turn_until(
-                lambda: (
-                    self._is_told_to_end()
-                    or not any(child.is_suspect(first) for child in self._running())
-                ),
-                TRACEBACK_WINDOW_S,
-            )
+        self._hear_suspects()
         # Those that fail from here on were ended by us.
         failed = [child for child in self._children if child.failed]
         self.stop()
         if not failed:
             return None
+        accused = {child.accuses for child in failed}
         # At the same instant, a signal is the cause and an exit code the consequence.
-        culprit = min(failed, key=lambda c: (c.is_given_up, c.trouble_s, (c.code or 0) > 0))
+        culprit = min(
+            [child for child in failed if child.site in accused] or failed,
+            key=lambda c: (c.is_given_up, c.trouble_s, (c.code or 0) > 0),
+        )
         return culprit.failure
+
+    def _hear_suspects(self) -> None:
+        """Waits for those whose trouble may be why the first has failed; they may end after it."""
+        first = min((c for c in self._children if c.decides), key=lambda c: c.ended_s, default=None)
+        if first is None:
+            return
+
+        def is_heard() -> bool:
+            accused = {child.accuses for child in self._children if child.failed}
+            return self._is_told_to_end() or not any(
+                child.is_suspect(first) or child.site in accused for child in self._running()
+            )
+
+        # Its last words may come behind the news of its end. A process that left its group can hold
+        # the pipe open.
+        self._turn_until(lambda: first.has_spoken or self._is_told_to_end(), _LAST_WORDS_S)
+        self._turn_until(is_heard, TRACEBACK_WINDOW_S)
 
     def _wait_for_workers(self, follower_grace_s: float) -> None:
         self._turn_until(
@@ -238,7 +254,7 @@ class Job:
         self._turn_until(self._is_over, None)
         # A process that left its group can hold a pipe open; what the others wrote is there
         # already.
-        self._turn_until(lambda: not self._pipes, 0.5)
+        self._turn_until(lambda: not self._pipes, _LAST_WORDS_S)
         self._printer.finish()
 
     def _start_group(self, group: Group) -> None:
