@@ -198,7 +198,7 @@ ENDED = "tf_hips.errors.PeerError: Server a:1, Step: The run has ended. "
         (ENDED + "Site `north` left the run: SystemExit: 3", "west/worker0"),
         (ENDED + "No party called for 3600 s (`--idle-timeout`).", "west/worker0"),
         (
-            "tf_hips.errors.ConfigError: `a` must be b. Received: Site `east` left the run: 3",
+            "tf_hips.errors.ConfigError: `a` is wrong: Site `east` left the run: 3",
             "west/worker0",
         ),
     ],
