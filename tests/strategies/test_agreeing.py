@@ -20,7 +20,7 @@ class Fake:
 
     def __init__(self, rule: str, told: dict[int, Any]) -> None:
         from tf_hips.ps import rules
-        from tf_hips.strategies.beginning import Beginning
+        from tf_hips.strategies.meetings import Meetings
 
         self.rule, self.loan = rules.parse(rule), None
         self._told = told
@@ -28,11 +28,12 @@ class Fake:
         self.parties, self.workers = SITES, (1,) * len(SITES)
         self.paths, self.looks_at_leaves = SITES, self.rule.sketch is not None
         self.events: list[dict[str, Any]] = []
-        self.beginning: Any = Beginning.__new__(Beginning)
-        self.beginning.is_equal = lambda variables: False
+        meetings: Any = Meetings.__new__(Meetings)
+        meetings.is_equal = lambda variables: False
+        meetings.first_sync = lambda values: values
+        self.beginning = types.SimpleNamespace(meetings=meetings)
         untold = types.SimpleNamespace(check=lambda model: None)
         self._fitting = types.SimpleNamespace(untold=untold)
-        self.beginning.first_sync = lambda values: values
 
     def _together(self) -> Any:
         return self
@@ -120,7 +121,7 @@ def test_parties_below_servers_without_a_robust_rule_doubt_as_those_below_one() 
 def test_the_length_of_fit_is_that_of_most_parties() -> None:
     other = [[9, 0, 3], None, [], {}]
     closing = closing_of(RULE, {0: other})
-    closing._strategy.beginning.is_equal = lambda variables: True
+    closing._strategy.beginning.meetings.is_equal = lambda variables: True
     weights = [[7, 0, 3], [1, 2], [], {}]  # others have loaded weights, and this worker has not
     with pytest.raises(ProtocolError, match="of this worker is not that of most parties"):
         closing_of(RULE, dict.fromkeys((1, 2, 4), weights)).on_train_begin()

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import tf_hips
-from tf_hips.strategies import beginning
+from tf_hips.strategies import meetings as meeting
 
 pytestmark = pytest.mark.tf
 
@@ -28,10 +28,10 @@ class Meetings:
     def __init__(self, monkeypatch):
         self.shapes = []
         self.has_equal_weights = self.has_common_steps = self.has_equal_digests = True
-        self._gather = beginning.primitives.gather_objects
-        monkeypatch.setattr(beginning.primitives, "gather_objects", self._gather_two)
-        monkeypatch.setattr(beginning, "check_equal_shapes", self._compare)
-        monkeypatch.setattr(beginning, "synchronise", self._synchronise)
+        self._gather = meeting.primitives.gather_objects
+        monkeypatch.setattr(meeting.primitives, "gather_objects", self._gather_two)
+        monkeypatch.setattr(meeting, "check_equal_shapes", self._compare)
+        monkeypatch.setattr(meeting, "synchronise", self._synchronise)
 
     def _gather_two(self, value, what="values"):
         if what == "which variables steps have changed":
@@ -118,7 +118,7 @@ def _with_parties(sent, theirs=THEIRS):
         return [np.full_like(value, theirs) if value.ndim else value for value in values]
 
     strategy = tf_hips.CompressedRing()
-    strategy.beginning.first_sync = first_sync
+    strategy.beginning.meetings.first_sync = first_sync
     return strategy
 
 
@@ -197,7 +197,7 @@ def test_where_ranks_differ_they_meet_when_the_step_is_tried_again(meetings, mon
         raise tf_hips.errors.ProtocolError("differ")
 
     with monkeypatch.context() as patch:
-        patch.setattr(beginning, "check_equal_shapes", differ)
+        patch.setattr(meeting, "check_equal_shapes", differ)
         with pytest.raises(tf_hips.errors.ProtocolError, match="differ"):
             step()
     step()
@@ -301,7 +301,7 @@ def test_what_came_later_is_made_equal_where_parties_keep_step(is_in_graph):
         later.append(len(values))
         return [np.full_like(value, 2 * THEIRS) if value.ndim else value for value in values]
 
-    strategy.beginning.next_sync = lambda: next_sync
+    strategy.beginning.meetings.next_sync = lambda: next_sync
 
     def train():
         """What two models have become of in a step, or why not."""
@@ -316,7 +316,9 @@ def test_what_came_later_is_made_equal_where_parties_keep_step(is_in_graph):
     assert (len(sent), later) == (1, [])
     assert train() == [2 * THEIRS - 2] * 2  # the first model stays as it is
     assert (len(sent), len(later)) == (1, 1)
-    strategy.beginning.next_sync = lambda: None  # as of parties that do not wait for each other
+    strategy.beginning.meetings.next_sync = lambda: (
+        None
+    )  # as of parties that do not wait for each other
     with pytest.raises(tf_hips.errors.ProtocolError, match=r"one model.*came later"):
         train()
 
@@ -329,7 +331,7 @@ def test_what_steps_had_changed_in_one_party_decides_on_no_meeting():
         later.append([value.shape for value in values if value.ndim])
         return values
 
-    strategy.beginning.next_sync = lambda: next_sync
+    strategy.beginning.meetings.next_sync = lambda: next_sync
 
     def make():
         with strategy.scope():
@@ -411,13 +413,13 @@ def test_slots_that_a_function_makes_are_compared_and_made_equal_where_they_diff
     meetings, monkeypatch, is_equal
 ):
     strategy = tf_hips.CompressedRing()
-    gather = beginning.primitives.gather_objects
+    gather = meeting.primitives.gather_objects
 
     def gather_two(value, what="values"):
         everyone = gather(value, what)
         return [everyone[0] if is_equal else ["other"], *everyone] if what == "slots" else everyone
 
-    monkeypatch.setattr(beginning.primitives, "gather_objects", gather_two)
+    monkeypatch.setattr(meeting.primitives, "gather_objects", gather_two)
     made = []
 
     def optimizer(rate):
@@ -431,7 +433,7 @@ def test_slots_that_a_function_makes_are_compared_and_made_equal_where_they_diff
     velocity = (0.0 if is_equal else THEIRS) * 0.5 - 1.0
     np.testing.assert_allclose(momentum, [velocity] * 2)
     np.testing.assert_allclose(weight, [THEIRS + velocity] * 2)
-    assert strategy.beginning.is_equal(made[0].variables)
+    assert strategy.beginning.meetings.is_equal(made[0].variables)
     train()
     assert len(meetings.shapes) == 2
 

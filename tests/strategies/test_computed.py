@@ -15,7 +15,7 @@ import tensorflow as tf
 import tf_hips
 from tests.strategies.test_beginning import THEIRS, Loop, Meetings, X, _with_parties
 from tf_hips.errors import ProtocolError
-from tf_hips.strategies import beginning
+from tf_hips.strategies import meetings as meeting
 from tf_hips.strategies.computed import Moved, are_fed
 
 pytestmark = pytest.mark.tf
@@ -47,7 +47,7 @@ def _later(strategy, theirs=THEIRS):
         later.append([value.shape for value in values if value.ndim])
         return [np.full_like(value, theirs) if value.ndim else value for value in values]
 
-    strategy.beginning.next_sync = lambda: next_sync
+    strategy.beginning.meetings.next_sync = lambda: next_sync
     return later
 
 
@@ -228,13 +228,13 @@ def test_zeros_from_before_a_meeting(meet, monkeypatch, has_parties, is_of_other
     with strategy.scope():
         weight, other = tf.Variable([OWN, OWN]), tf.Variable([OWN, OWN], name="other")
         optimizer = keras.optimizers.SGD(1.0)
-    zeros, gather = tf.zeros(2), beginning.primitives.gather_objects
+    zeros, gather = tf.zeros(2), meeting.primitives.gather_objects
 
     def told(value, what="values"):
         is_asked = what == "gradients from before a meeting" and is_of_others
         return [[True] * len(value), value] if is_asked else gather(value, what)
 
-    monkeypatch.setattr(beginning.primitives, "gather_objects", told)
+    monkeypatch.setattr(meeting.primitives, "gather_objects", told)
     step = functools.partial(
         strategy.run, lambda: optimizer.apply([weight + 0.0, zeros], [weight, other])
     )

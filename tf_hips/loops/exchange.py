@@ -100,7 +100,7 @@ class Exchange:
         chosen = floating_statistics if self._loan.keeps_step else moving_statistics
         self._statistics = chosen(model) if self._averages_statistics else []
         self._found = frozenset(id(_raw(one)) for one in model.variables)
-        if not self.trained or not self._strategy.beginning.is_equal(self.trained):
+        if not self.trained or not self._strategy.beginning.meetings.is_equal(self.trained):
             raise ValueError(
                 f"The model `{model.name}` must be built before `fit`, and have something to "
                 "train: call it on a batch, or give its first layer a shape. Received: a model "

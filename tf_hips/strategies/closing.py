@@ -182,7 +182,7 @@ class Closing(keras.callbacks.Callback):
         Each by itself: after another `compile` only slots are new.
         """
         beginning, variables = self._strategy.beginning, self._begun_with()
-        equal = [variable for variable in variables if beginning.is_equal([variable])]
+        equal = [variable for variable in variables if beginning.meetings.is_equal([variable])]
         if not equal:
             return None
         told = {id(one): digest for one, digest in zip(equal, digests(equal), strict=True)}
@@ -197,13 +197,13 @@ class Closing(keras.callbacks.Callback):
         different = difference(variables, everyone)
         if not different:
             return
-        if self._strategy.beginning.first_sync is not None:
+        if self._strategy.beginning.meetings.first_sync is not None:
             raise ProtocolError(
                 f"All workers must begin with the same weights. Received: {different}; load them "
                 "on all workers."
             )
         log.warning("Before this `fit` %s. Those of rank 0 are taken.", different)
-        self._strategy.beginning.make_equal_in_party([*variables, *self.model.weights])
+        self._strategy.beginning.meetings.make_equal_in_party([*variables, *self.model.weights])
 
 
 class _Passing(keras.callbacks.Callback):

@@ -1,18 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """A strategy with a connection to a server: what moves over it."""
 
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from tf_hips import log
-from tf_hips.comm import watchdog
+from tf_hips.comm import primitives, watchdog
 from tf_hips.errors import ProtocolError, is_final
 from tf_hips.ps.client.shards import Connection
 from tf_hips.ps.client.welcome import Welcome
+from tf_hips.strategies.agreeing import as_texts, doubted, from_texts
 from tf_hips.strategies.grouped import GroupedStrategy
+from tf_hips.strategies.over_parties import ExactReduction
+from tf_hips.strategies.replicas import on_rank_0
 
 
 def waiting_for_round() -> AbstractContextManager[None]:
@@ -23,6 +29,7 @@ def waiting_for_round() -> AbstractContextManager[None]:
 class ConnectedStrategy(GroupedStrategy):
     """What of a strategy is about its connection; without a server nothing."""
 
+    _exact: ExactReduction
     _bytes = (0, 0)
     _num_gathers = 0
     _gathered_bytes = 0
@@ -96,6 +103,51 @@ class ConnectedStrategy(GroupedStrategy):
         if self.client is None:
             raise ProtocolError("Only rank 0 of a party with an uplink counts bytes.")
         return self.client
+
+    def _over_parties(
+        self, tensors: Sequence[tf.Tensor], label: str, operation: str | Sequence[str] = "sum"
+    ) -> list[tf.Tensor]:
+        if self._together() is None:
+            return list(tensors)
+        return self._exact(tensors, label, operation)
+
+    def gather_objects(self, value: Any, label: str) -> list[Any]:
+        """JSON values of all workers of all parties, by global rank, on all of them. Eager."""
+        own = primitives.gather_objects(value, label)
+        welcome = self._together()
+        if welcome is None:
+            return own
+        payload, parties = json.dumps(own).encode(), doubted(self)
+        texts = on_rank_0(lambda: as_texts(self._gather_bytes(label, payload), parties))
+        texts = primitives.broadcast_object(texts, 0, f"{label} of all parties")
+        told = zip(texts, welcome.workers, welcome.parties, strict=True)
+        return from_texts(list(told), label, parties)
+
+    def _gather_bytes(self, label: str, payload: bytes) -> list[bytes | None]:
+        """Bytes of all parties, in their order; None of absent ones. On rank 0, in turn."""
+        # The number counts answers: a gather that failed is asked for again, not skipped.
+        with watchdog.doing("a sum over the parties", has_deadline=True):
+            payloads = self._connected().gather(self._num_gathers, label, payload)
+        self._num_gathers += 1
+        self._takes_part = self._takes_part or self._is_resumed
+        self._gathered_bytes += len(payload)
+        return payloads
+
+    def _first_sync(self, values: list[np.ndarray]) -> list[np.ndarray]:
+        if self._is_resumed:
+            return values  # they are about to be replaced by those of the backup
+        client = self._connected()
+        began = time.monotonic()
+        synced = client.first_sync(values)
+        sent, received = self._new_bytes()
+        self.write_event(
+            "first_sync",
+            bytes=sum(value.nbytes for value in values),
+            sent=sent,
+            received=received,
+            seconds=time.monotonic() - began,
+        )
+        return synced
 
     def _send(
         self, number: int, packets: np.ndarray, weight: float | None

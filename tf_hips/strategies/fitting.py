@@ -163,7 +163,7 @@ class Fitting:
         is_evaluation = self._running in (["evaluate"], ["test_on_batch"])
         if not is_evaluation or hooks.is_local() or strategy._is_alone():
             return
-        is_begun = beginning.is_equal(model.weights)
+        is_begun = beginning.meetings.is_equal(model.weights)
         if is_begun and (self._running == ["test_on_batch"] or strategy.loan is not None):
             return  # a loop agrees at its next `fit` on what was set since its last meeting
         own: list[Any] = [logs.digests(model.weights), adapted(model)]
@@ -171,7 +171,7 @@ class Fitting:
         told_by_all = strategy.gather_objects(own, what)
         parties = agreeing.doubted(strategy)
         told_by_all = agreeing.sound(parties, told_by_all, _is_weights, what)
-        moved = {id(one) for one in moving(model) if beginning.is_equal([one])}
+        moved = {id(one) for one in moving(model) if beginning.meetings.is_equal([one])}
         places = [place for place, one in enumerate(model.weights) if id(one) not in moved]
 
         def select(one: Any) -> Any:
@@ -187,10 +187,10 @@ class Fitting:
             if moved:
                 self._average_told(model, told_by_all, own[0])
             return
-        if beginning.first_sync is None:
+        if beginning.meetings.first_sync is None:
             if is_begun:
                 log.warning("Before this evaluation %s. Those of rank 0 are taken.", different)
-            beginning.make_equal_in_party(model.weights)
+            beginning.meetings.make_equal_in_party(model.weights)
             return
         raise ProtocolError(
             f"All parties must evaluate the same weights of `{model.name}`. Received: {different}. "

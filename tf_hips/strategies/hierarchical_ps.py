@@ -24,7 +24,6 @@ Follows HiPS (hierarchical parameter server); Horovod and rank 0 play the party'
 import atexit
 import dataclasses
 import functools
-import json
 import sys
 import time
 import weakref
@@ -37,7 +36,7 @@ import tensorflow as tf
 
 from tf_hips import config as configuration
 from tf_hips import log
-from tf_hips.comm import primitives, watchdog
+from tf_hips.comm import primitives
 from tf_hips.comm.plan import Plan
 from tf_hips.errors import ConfigError, ProtocolError
 from tf_hips.ops import algorithms
@@ -56,7 +55,7 @@ from tf_hips.ps.rules import UpdateRule
 from tf_hips.ps.rules.way_down import SAME
 from tf_hips.ps.transport.wire import REFUSED_WEIGHT
 from tf_hips.strategies import further, lying
-from tf_hips.strategies.agreeing import as_texts, doubted, from_texts
+from tf_hips.strategies.agreeing import doubted
 from tf_hips.strategies.backups import PartyBackups
 from tf_hips.strategies.chosen import chosen_compression, chosen_intra
 from tf_hips.strategies.computed import Handed
@@ -214,8 +213,8 @@ class HierarchicalPS(ConnectedStrategy):
                 )
             self._join(wanted)
             self._sit_down(self.welcome, self._connected)
-            self.beginning.first_sync = self._first_sync
-            self.beginning.next_sync = functools.partial(further.meeting, self)
+            self.beginning.meetings.first_sync = self._first_sync
+            self.beginning.meetings.next_sync = functools.partial(further.meeting, self)
             exits.watch()
             atexit.register(self.close)
         elif primitives.rank() == 0:
@@ -370,51 +369,6 @@ class HierarchicalPS(ConnectedStrategy):
         client = None if self._is_closed or self.config.comes_back else self.client
         if client is not None and self._has_place():
             client.failed(f"{type(error).__name__}: {error}")
-
-    def _over_parties(
-        self, tensors: Sequence[tf.Tensor], label: str, operation: str | Sequence[str] = "sum"
-    ) -> list[tf.Tensor]:
-        if self._together() is None:
-            return list(tensors)
-        return self._exact(tensors, label, operation)
-
-    def gather_objects(self, value: Any, label: str) -> list[Any]:
-        """JSON values of all workers of all parties, by global rank, on all of them. Eager."""
-        own = primitives.gather_objects(value, label)
-        welcome = self._together()
-        if welcome is None:
-            return own
-        payload, parties = json.dumps(own).encode(), doubted(self)
-        texts = on_rank_0(lambda: as_texts(self._gather_bytes(label, payload), parties))
-        texts = primitives.broadcast_object(texts, 0, f"{label} of all parties")
-        told = zip(texts, welcome.workers, welcome.parties, strict=True)
-        return from_texts(list(told), label, parties)
-
-    def _gather_bytes(self, label: str, payload: bytes) -> list[bytes | None]:
-        """Bytes of all parties, in their order; None of absent ones. On rank 0, in turn."""
-        # The number counts answers: a gather that failed is asked for again, not skipped.
-        with watchdog.doing("a sum over the parties", has_deadline=True):
-            payloads = self._connected().gather(self._num_gathers, label, payload)
-        self._num_gathers += 1
-        self._takes_part = self._takes_part or self._is_resumed
-        self._gathered_bytes += len(payload)
-        return payloads
-
-    def _first_sync(self, values: list[np.ndarray]) -> list[np.ndarray]:
-        if self._is_resumed:
-            return values  # they are about to be replaced by those of the backup
-        client = self._connected()
-        began = time.monotonic()
-        synced = client.first_sync(values)
-        sent, received = self._new_bytes()
-        self.write_event(
-            "first_sync",
-            bytes=sum(value.nbytes for value in values),
-            sent=sent,
-            received=received,
-            seconds=time.monotonic() - began,
-        )
-        return synced
 
     def _reduce_gradients(
         self, values: Sequence[Any], variables: Sequence[tf.Variable], optimizer: Any

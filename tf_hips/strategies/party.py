@@ -4,11 +4,11 @@
 One process is one replica on one device. Keras 3 hands an optimizer's gradients to the strategy
 once per trace, as `_batch_reduce_to(SUM, gradients)`, already divided by the number of replicas;
 here they meet those of the other workers. What else is reduced (synchronised batch normalisation,
-`strategy.reduce`) is summed exactly, over all replicas of all parties.
+`strategy.reduce`) is summed exactly, over all replicas of all parties (`exact`).
 
     scope()   variables are recorded as they are created
     run()     before an eager step the replicas are compared and made equal
-    reduce    an optimizer's gradients go through `GradientSum`, everything else through `plain`;
+    reduce    an optimizer's gradients go through `GradientSum`, everything else through `exact`;
               while a step is traced, this is where the replicas are made equal
 
 Invariant: all ranks build the same collectives in the same order; nothing here depends on names
@@ -32,7 +32,7 @@ from tf_hips import config as configuration
 from tf_hips import log
 from tf_hips.callbacks.party import Backups, Party
 from tf_hips.comm import primitives
-from tf_hips.comm.allreduce import HALVES, plain
+from tf_hips.comm.allreduce import plain
 from tf_hips.comm.compressed import Complain
 from tf_hips.data.seats import Seats
 from tf_hips.errors import NonFiniteError, ProtocolError
@@ -45,6 +45,7 @@ from tf_hips.strategies import hooks
 from tf_hips.strategies.base import Extended, Strategy, check_not_compiled, device
 from tf_hips.strategies.beginning import STEP, Beginning
 from tf_hips.strategies.born import functions_being_traced
+from tf_hips.strategies.exact import ExactSums
 from tf_hips.strategies.failures import Failures
 from tf_hips.strategies.fitting import Fitting
 from tf_hips.strategies.gradients import (
@@ -65,7 +66,7 @@ from tf_hips.strategies.without_server import WithoutServer
 _NOT_CONVERTED = {"do_not_convert": True}  # the mark that AutoGraph looks for
 
 
-class PartyStrategy(WithoutServer, Strategy, Party):
+class PartyStrategy(ExactSums, WithoutServer, Strategy, Party):
     """One replica per process, gradients summed over a party; base of the public strategies.
 
     What begins without an underscore and is not in docs/api.md is for tf_hips itself: for loops,
@@ -181,24 +182,6 @@ class PartyStrategy(WithoutServer, Strategy, Party):
     def may_write(self) -> bool:
         """Whether this process is the one that saves models: rank 0 of a party that does."""
         return primitives.rank() == 0 and bool(self.config.saves)
-
-    def _over_parties(
-        self, tensors: Sequence[tf.Tensor], label: str, operation: str | Sequence[str] = "sum"
-    ) -> list[tf.Tensor]:
-        """Reduces what is reduced over this party already over all parties, exactly.
-
-        Called on all ranks in the same order, eagerly or while a graph is built, inside a turn.
-
-        Args:
-            tensors: numeric tensors of known shape, equal on all ranks of the party.
-            label: what they are, for messages.
-            operation: of `over_parties`, one or one for each tensor.
-
-        Returns:
-            Tensors like `tensors`, equal on all ranks of all parties.
-        """
-        del label, operation
-        return list(tensors)
 
     def gather_objects(self, value: Any, label: str) -> list[Any]:
         """JSON values of all workers of all parties, by global rank, on all of them. Eager.
@@ -333,82 +316,6 @@ class PartyStrategy(WithoutServer, Strategy, Party):
 
     # Reductions.
 
-    def reduce_exactly(
-        self,
-        values: Sequence[Any],
-        is_mean: bool,
-        operations: str | Sequence[str] | None = None,
-    ) -> list[tf.Tensor]:
-        """Sums or averages over all replicas.
-
-        Args:
-            values: numeric tensors, one list on each replica.
-            is_mean: whether to divide by the number of replicas.
-            operations: of `over_parties`, one or one for each; None: as `is_mean` says.
-        """
-        over = operations if operations is not None else "mean" if is_mean else "sum"
-        tensors = [tf.convert_to_tensor(value) for value in values]
-        self._num_reductions += 1
-        is_one_party = self._num_workers() == primitives.size()
-        for tensor in tensors:
-            has_rank = tensor.shape.rank is not None
-            is_known = tensor.shape.is_fully_defined() or (has_rank and is_one_party)
-            if not is_known or tensor.dtype in (tf.bool, tf.string):
-                raise ValueError(
-                    "A value that is reduced must be numeric, and over parties of known shape. "
-                    f"Received: shape={tensor.shape}, dtype={tensor.dtype.name}"
-                )
-            if is_mean and not (tensor.dtype.is_floating or tensor.dtype.is_complex):
-                raise ValueError(
-                    "A value whose MEAN is taken must be of a floating type; cast it first. "
-                    f"Received: dtype={tensor.dtype.name}"
-                )
-        if self._is_alone():
-            return [tf.identity(tensor) for tensor in tensors]
-        self._begin_at_reduction()
-        kinds = [f"{tensor.dtype.name}_{'x'.join(map(str, tensor.shape))}" for tensor in tensors]
-        label = f"exact.{'.'.join(kinds)}"[:200]
-        # Rounded once, behind the division: a sum of halves may be beyond what they hold.
-        wide = [
-            tf.cast(tensor, tf.float32) if tensor.dtype in HALVES else tensor for tensor in tensors
-        ]
-        with tf.device("/cpu:0"):
-            sums = self._turns(
-                lambda: self._over_parties(
-                    plain([tf.reshape(tensor, [-1]) for tensor in wide], label), label, over
-                ),
-                label=_sum_of(tensors),
-            )
-            if is_mean:
-                sums = [total / tf.cast(self._num_workers(), total.dtype) for total in sums]
-            return [
-                tf.cast(
-                    tf.reshape(total, tf.shape(tensor) if None in tensor.shape else tensor.shape),
-                    tensor.dtype,
-                )
-                for total, tensor in zip(sums, tensors, strict=True)
-            ]
-
-    def _begin_at_reduction(self) -> None:
-        check_not_compiled()
-        # An eager step has begun already, and may have written since.
-        if self._is_running and self._model is None and not tf.executing_eagerly():
-            handed = self.beginning.handed()
-            with tf.init_scope():
-                self.beginning.of_loop("reduce", handed=handed)
-
-    def _gather_rows(self, rows: tf.Tensor) -> tf.Tensor:
-        """Joins `rows` of all ranks of the party along axis 0, in rank order."""
-        self._num_reductions += 1
-        self._begin_at_reduction()
-        label = f"gather.{rows.dtype.name}.{rows.shape.rank}"
-        with tf.device("/cpu:0"):
-            [joined] = self._turns(
-                lambda: [primitives.allgather(rows, label)], label="the gathering of values"
-            )
-        joined.set_shape([None, *rows.shape[1:]])
-        return joined
-
     def _reduce_gradients(
         self, values: Sequence[Any], variables: Sequence[tf.Variable], optimizer: Any
     ) -> list[tf.Tensor]:
@@ -534,20 +441,6 @@ class PartyStrategy(WithoutServer, Strategy, Party):
         finally:
             self._reduced = outer
 
-    def _reduce_finite(self, is_finite: Any) -> tf.Tensor:
-        """Whether gradients are finite on all replicas."""
-        if self._is_alone():
-            return is_finite
-        with tf.device("/cpu:0"):
-            flag = tf.reshape(tf.cast(is_finite, tf.int32), [1])
-            [least] = self._turns(
-                lambda: self._over_parties(
-                    [primitives.allreduce(flag, "is_finite", "min")], "is_finite", "min"
-                ),
-                label="whether all gradients are finite",
-            )
-        return tf.cast(tf.reshape(least, []), tf.bool)
-
     # Variables.
 
     def make_variable(self, value: tf.Tensor, name: str) -> tf.Variable:
@@ -586,9 +479,3 @@ class PartyStrategy(WithoutServer, Strategy, Party):
                 "that passed none to the strategy; build and compile the model inside "
                 "`strategy.scope()`, and apply gradients with its optimizer."
             )
-
-
-def _sum_of(tensors: Sequence[tf.Tensor]) -> str:
-    one = tensors[0] if tensors else None
-    what = "nothing" if one is None else f"a {one.dtype.name}{one.shape.as_list()}"
-    return f"the sum of {what}" + (f" and {len(tensors) - 1} more" if len(tensors) > 1 else "")

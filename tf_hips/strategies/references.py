@@ -28,3 +28,8 @@ def unique(owned: Iterable[Any]) -> list[tf.Variable]:
     """The TensorFlow variables behind `owned`, each once."""
     raw = [one.value if isinstance(one, keras.Variable) else one for one in owned]
     return list({id(one): one for one in raw}.values())
+
+
+def may_be_trained(variable: tf.Variable) -> bool:
+    """Whether a variable was made to be trained, and can be."""
+    return bool(variable.trainable) and variable.dtype.is_floating
