@@ -36,7 +36,10 @@ FOREIGN = {
     "pytest": {"--hypothesis-profile", "--update-golden"},
     "horovodrun": {"--min-np"},
     "tensorboard": {"--logdir"},
-    "HiPress": {"--topo", "--comprplan"},
+    "HiPress": {
+        *("--topo", "--comprplan", "--comp-alg", "--algorithm"),
+        *("--numprocess", "--num-iterations", "--input", "--nnodes"),
+    },
     "nvcc": {"--expt-relaxed-constexpr"},
     "upstream's tf_cnn_benchmarks": {
         *("--data_format", "--train_dir", "--save_model_steps", "--save_model_secs"),

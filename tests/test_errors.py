@@ -6,7 +6,15 @@ import socket
 
 import pytest
 
-from tf_hips.errors import ENDED, ConfigError, PeerError, is_final, reason_of_end
+from tf_hips.errors import (
+    ENDED,
+    ConfigError,
+    PeerError,
+    is_final,
+    left_the_run,
+    reason_of_end,
+    who_left,
+)
 
 
 def wrapped(cause: OSError) -> ConfigError:
@@ -44,3 +52,18 @@ def test_what_a_site_writes_ends_no_run_of_others() -> None:
     text = f"Server a:1, Exchange: Site `b` is lost: RuntimeError: {ENDED}Go home."
     assert reason_of_end(text) is None
     assert not is_final(PeerError(text))
+
+
+@pytest.mark.parametrize("reason", [None, "", "SystemExit: no more disk", "e" * 2000])
+@pytest.mark.parametrize("when", ["", " before it began"])
+def test_who_has_left_is_read_from_what_says_so(reason: str | None, when: str) -> None:
+    left = left_the_run("b", reason, when)
+    assert len(left) < 1100
+    for text in (left, f"PeerError: Server a:1, Step: {ENDED}{left}"):
+        assert who_left(text) == "b"
+    # A server below another says it of its own child, by the error that it has had itself or not.
+    for prefix in ("", "PeerError: "):
+        assert who_left(ENDED + left_the_run("tree", prefix + left)) == "b"
+    # What is quoted is said by nobody that can know it.
+    assert who_left(f"`a` is wrong: {left}") is None
+    assert who_left(f"{ENDED}Site `a` was lost: {left}") is None

@@ -40,6 +40,11 @@ _OF_A_RANK = (
 _SAYS_ENDED = re.compile(
     rf"(?:(?:\w+: )?{_OF_A_RANK})*(?:\w+: )?(?:Server [^\s,]+(?:, \w+)?: )?{re.escape(ENDED)}"
 )
+# In a tree a site is a server whose reason may be that one of its own has left; that is named last.
+_SAYS_LEFT = re.compile(
+    r"(?:Site `(?P<site>[^`]+)` left the run(?: before it began)?(?:\.|: (?:\w+: )?))+"
+)
+_REASON_CHARACTERS = 1000
 _CONFIG_VARIABLE = "TF_HIPS_CONFIG"  # that of tf_hips.config, which stands above this module
 
 
@@ -108,6 +113,21 @@ def reason_of_end(text: str) -> str | None:
     """
     said = _SAYS_ENDED.match(text)
     return text[said.end() :] if said else None
+
+
+def left_the_run(site: str, reason: str | None, when: str = "") -> str:
+    """The reason of a run that is over, or of a site's being left out, since `site` has left it."""
+    said = f": {reason[:_REASON_CHARACTERS]}" if reason is not None else "."
+    return f"Site `{site}` left the run{when}{said}"
+
+
+def who_left(text: str) -> str | None:
+    """The site whose leaving has ended the run, if that is what the text of an error says.
+
+    The text may also be the reason alone, as a server prints it.
+    """
+    said = _SAYS_LEFT.match(reason_of_end(text) or text)
+    return said["site"] if said else None
 
 
 def _is_of_a_moment(cause: BaseException | None) -> bool:

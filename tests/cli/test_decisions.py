@@ -2,6 +2,7 @@
 """What a job of processes decides, without any: pauses, deadlines, and whom it names."""
 
 import io
+import types
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def job_of(*children: Child) -> Job:
 
 
 def ended(role: str, code: int) -> Child:
-    process: Any = None
+    process: Any = types.SimpleNamespace(stdout=None, stderr=None)  # nothing is left to be read
     return Child(role, process, is_service=False, is_follower=False, code=code, ended_s=5.0)
 
 

@@ -340,7 +340,7 @@ def test_a_server_that_was_killed_goes_on_with_its_run(site: Site) -> None:
     eventually(lambda: not alive(server))
 
     done = site.run("up")
-    assert done.returncode == 1  # the parties run already
+    assert done.returncode == 0  # that the parties run already is no failure
     assert rows(done)["server-hub"].startswith("running pid ")
     assert rows(done)["party-west"].startswith("runs already pid ")
     for home in homes:

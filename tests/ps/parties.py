@@ -2,7 +2,10 @@
 """Servers and parties in one process, over real sockets and real TLS."""
 
 import contextlib
+import sys
 import threading
+import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -44,6 +47,12 @@ def serving(certificates: Certificates, **settings: Any) -> Iterator[Server]:
         server.stop(0.0)
 
 
+def where(thread: threading.Thread) -> str:
+    """What a thread does at the moment."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return f"{thread.name}\n{''.join(traceback.format_stack(frame)) if frame else 'ends'}"
+
+
 def together(*functions: Callable[[], Any]) -> list[Any]:
     """Runs functions at the same time; their results, or the first one's error."""
     results: list[Any] = [None] * len(functions)
@@ -58,12 +67,15 @@ def together(*functions: Callable[[], Any]) -> list[Any]:
     threads = [threading.Thread(target=run, args=(k,), daemon=True) for k in range(len(functions))]
     for thread in threads:
         thread.start()
+    end_s = time.monotonic() + 2 * DEADLINE_S
     for thread in threads:
-        thread.join(2 * DEADLINE_S)
+        thread.join(max(0.0, end_s - time.monotonic()))
+    # First, as the errors of the others are mostly that it does not come.
+    hanging = [where(thread) for thread in threads if thread.is_alive()]
+    assert not hanging, "a party hangs:\n" + "\n".join(hanging)
     for error in errors:
         if error is not None:
             raise error
-    assert not any(thread.is_alive() for thread in threads), "a party hangs"
     return results
 
 

@@ -327,7 +327,7 @@ def test_groups_without_a_majority_count_among_the_f() -> None:
 
 
 def test_a_little_is_enough_for_the_median_and_not_for_detox() -> None:
-    # 45 workers, 11 liars; alone the median is off by a share of the deviation, each step.
+    # 45 workers, 9 liars; alone the median is off by a share of the deviation, each step.
     honest = gradients(15, d=2000, spread=1.0)
     seats = detox.groups(45, 3, SEED, 0)
     rows = seated(honest, seats)

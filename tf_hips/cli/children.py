@@ -18,7 +18,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from tf_hips.errors import NO_RESTART, reason_of_end
+from tf_hips.errors import NO_RESTART, who_left
 
 _PR_SET_PDEATHSIG = 1
 _PRCTL = ctypes.CDLL(None).prctl
@@ -35,9 +35,6 @@ _EXCEPTION = re.compile(
     r"Traceback \(most recent call last\)"
     r"|(?:tf_hips\.errors\.\w+|tf-hips [\w-]+: error): (?P<text>.*)"
 )
-# What a server says of a site that ends the run by leaving it (`ps.session.departing`). In a tree
-# the site is a server that says the same of one of its own, which is named last.
-_LEFT = re.compile(r"(?:Site `(?P<site>[^`]+)` left the run(?: before it began)?[:.] ?(?:\w+: )?)+")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +118,7 @@ class Child:
         said = _EXCEPTION.match(line)
         if not said:
             return
-        self.accuses = _accused(said["text"] or "") or self.accuses
+        self.accuses = who_left(said["text"] or "") or self.accuses
         now = time.monotonic()
         # The first of a row of tracebacks ("during handling of the above ...") counts.
         if self.traceback_s is None or now - self.traceback_s > TRACEBACK_WINDOW_S:
@@ -169,12 +166,6 @@ class Group:
         """Seconds before it is started again."""
         doublings = min(self.attempt - 1, 10)  # a run of weeks has more than a float can hold
         return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0**doublings)
-
-
-def _accused(text: str) -> str | None:
-    """The site whose leaving has ended the run, if that is what the text of an error says."""
-    left = _LEFT.match(reason_of_end(text) or text)
-    return left["site"] if left else None
 
 
 def spawn(

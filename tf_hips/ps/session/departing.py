@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterable
 
 from tf_hips import log
-from tf_hips.errors import PeerError, ProtocolError, TfHipsError, reason_of_end
+from tf_hips.errors import PeerError, ProtocolError, TfHipsError, left_the_run, reason_of_end
 from tf_hips.ps.session.closing import Closing
 from tf_hips.ps.session.comeback import Comeback
 from tf_hips.ps.session.members import Caller, Members, Terms
@@ -65,8 +65,9 @@ class Departing:
             self._waiting.note_call(caller.child)
             self._presence.release(caller.child)
             if reason is not None:
-                text = f"Site `{self._site(caller.child)}` left the run: {reason[:1000]}"
-                self._end_unless_others(caller.child, text)
+                self._end_unless_others(
+                    caller.child, left_the_run(self._site(caller.child), reason)
+                )
             if self._closing is not None:
                 self._closing.look_soon()
             self.changed.notify_all()
@@ -79,8 +80,7 @@ class Departing:
     def _give_up(self, child: int, reason: str | None) -> None:
         """A child leaves that waits for the others to join: nobody must wait for it."""
         if self._members.is_sealed:  # the server above counts on it
-            text = f"Site `{self._site(child)}` left the run before it began"
-            self.end(f"{text}: {reason[:1000]}" if reason is not None else f"{text}.")
+            self.end(left_the_run(self._site(child), reason, " before it began"))
             return
         del self._members.children[child]
         self.changed.notify_all()
@@ -95,7 +95,7 @@ class Departing:
         if self._closing is not None and why is not None:
             self._closing.ended_elsewhere(why)
             return False
-        if not self._let_go(child, f"Site `{self._site(child)}` left the run: {reason[:1000]}"):
+        if not self._let_go(child, left_the_run(self._site(child), reason)):
             return False
         self._told.add(child)
         self._waiting.note_call(child)
