@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Deep gradient compression in training: momentum in the codec, and its state in a checkpoint."""
 
+import math
+
 import pytest
 
 from tests.support.ranks import ranks
@@ -105,6 +107,83 @@ def test_it_trains_as_momentum_does_and_goes_on_where_it_stopped(tmp_path):
     strategy, other = _make("dgc(ratio=0.2)")
     with pytest.raises(ProtocolError, match="dgc"):
         training.checkpoint(strategy, other).read(path)
+
+
+def _of_the_paper(gradients, ratios, *, clip_norm, nesterov):
+    """Lin et al., 2018, algorithm 1 with section 3 and appendix B, in float64, for SGD with rate 1.
+
+    Args:
+        gradients: [step][rank][variable], arrays.
+        ratios: of each step, the share that is sent.
+        clip_norm: of the sum; each of N ranks clips its own to clip_norm / sqrt(N).
+        nesterov: whether momentum is Nesterov's.
+
+    Returns:
+        How far each variable has moved after each step.
+    """
+    import numpy as np
+
+    count = len(gradients[0])
+    u = [[np.zeros(g.shape) for g in mine] for mine in gradients[0]]
+    v = [[np.zeros(g.shape) for g in mine] for mine in gradients[0]]
+    moved = [np.zeros(g.shape) for g in gradients[0][0]]
+    after = []
+    for of_ranks, ratio in zip(gradients, ratios, strict=True):
+        for rank, mine in enumerate(of_ranks):
+            norm = np.sqrt(sum((g.astype(np.float64) ** 2).sum() for g in mine))
+            short = min(1.0, clip_norm / np.sqrt(count) / norm)
+            for place, g in enumerate(mine):
+                g = g * short
+                u[rank][place] = 0.9 * (u[rank][place] + g if nesterov else u[rank][place]) + (
+                    0.0 if nesterov else g
+                )
+                v[rank][place] = v[rank][place] + u[rank][place] + (g if nesterov else 0.0)
+                size = np.abs(v[rank][place])
+                least = np.sort(size)[-math.ceil(ratio * g.size)]
+                sent = size >= least
+                moved[place] = moved[place] + np.where(sent, v[rank][place], 0.0)
+                u[rank][place][sent] = 0.0
+                v[rank][place][sent] = 0.0
+        after.append(list(moved))
+    return after
+
+
+@ranks(2)
+def test_each_step_is_that_of_the_paper():
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    from tf_hips.comm import primitives
+    from tf_hips.strategies import CompressedRing
+
+    sizes, steps = (200, 30), 8
+    gradients = [
+        [
+            [np.random.default_rng((s, r, n)).standard_normal(n).astype(np.float32) for n in sizes]
+            for r in range(2)
+        ]
+        for s in range(steps)
+    ]
+    # Of two stages on the way from 1 down to a tenth: its third root, and that squared.
+    warm = [0.1 ** (1 / 3)] * 2 + [0.1 ** (2 / 3)] * 2 + [0.1] * 4
+    for text, ratios, clip_norm, nesterov in (
+        ("dgc(ratio=0.1)", [0.1] * steps, math.inf, False),
+        ("dgc(ratio=0.1, nesterov=1)", [0.1] * steps, math.inf, True),
+        ("dgc(ratio=0.1, clip_norm=5)", [0.1] * steps, 5.0, False),
+        ("warmup(dgc(ratio=0.1), steps=4, stages=2)", warm, math.inf, False),
+    ):
+        strategy = CompressedRing(text)
+        with strategy.scope():
+            weights = [tf.Variable(tf.zeros([n])) for n in sizes]
+            optimizer = keras.optimizers.SGD(1.0)
+        wanted = _of_the_paper(gradients, ratios, clip_norm=clip_norm, nesterov=nesterov)
+        for of_ranks, moved in zip(gradients, wanted, strict=True):
+            mine = [tf.constant(g) for g in of_ranks[primitives.rank()]]
+            strategy.run(optimizer.apply, (mine, weights))
+            for weight, far in zip(weights, moved, strict=True):
+                np.testing.assert_allclose(-weight.numpy(), far, rtol=0, atol=1e-5, err_msg=text)
+        strategy.close()
 
 
 @ranks(2)

@@ -115,7 +115,7 @@ def test_a_worker_gathers_texts_within_bounds(monkeypatch: pytest.MonkeyPatch) -
         workers = (1,) * 5
         bears_liars, looks_at_leaves = True, False
 
-    def broadcast(value: Any, *_: Any) -> Any:
+    def broadcast(value: Any, *_: Any, **__: Any) -> Any:
         passed_on.append(value)
         return value
 
