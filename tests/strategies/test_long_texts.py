@@ -104,7 +104,7 @@ def test_honest_parties_of_very_different_sizes_are_read() -> None:
 def test_a_worker_gathers_texts_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 leaves them out before the other workers of its party get them."""
     from tf_hips.comm import primitives
-    from tf_hips.strategies import hierarchical_ps
+    from tf_hips.strategies import connected
     from tf_hips.strategies.hierarchical_ps import HierarchicalPS
 
     strategy = HierarchicalPS.__new__(HierarchicalPS)
@@ -122,7 +122,7 @@ def test_a_worker_gathers_texts_within_bounds(monkeypatch: pytest.MonkeyPatch) -
     payloads = [SHORT] * 4 + [bomb(MIB)]
     monkeypatch.setattr(primitives, "gather_objects", lambda value, label: [value])
     monkeypatch.setattr(primitives, "broadcast_object", broadcast)
-    monkeypatch.setattr(hierarchical_ps, "on_rank_0", lambda function: function())
+    monkeypatch.setattr(connected, "on_rank_0", lambda function: function())
     monkeypatch.setattr(strategy, "_together", Welcome, raising=False)
     monkeypatch.setattr(strategy, "_gather_bytes", lambda *_: payloads, raising=False)
     monkeypatch.setattr(strategy, "write_event", lambda *_, **__: None, raising=False)
