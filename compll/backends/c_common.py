@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from compll.backends.c_names import RESERVED, is_reserved
-from compll.backends.narrow import Narrow, Ranges
+from compll.backends.narrow import Narrow
 from compll.ir import nodes
+from compll.ir.ranges import Ranges
 from compll.ir.types import BOOL, FLOAT, INT, MAX_PACKED_BITS, Type, UInt
 
 _PRECEDENCE = {

@@ -18,15 +18,16 @@ from compll.backends.cuda_side import (
     reads,
     turned_by,
 )
-from compll.backends.float_ranges import (
+from compll.backends.narrow import Narrow
+from compll.ir import nodes
+from compll.ir.blocks import block_of
+from compll.ir.float_ranges import (
     FloatRanges,
     is_nonzero,
     is_whole_code,
     never_above_top,
 )
-from compll.backends.narrow import Narrow, Ranges
-from compll.ir import nodes
-from compll.ir.blocks import block_of
+from compll.ir.ranges import Ranges
 from compll.ir.types import FLOAT, INT, Type, UInt
 from compll.ir.walk import changed, free_vars, walk
 

@@ -6,10 +6,8 @@ compiled once, where the parameter is kAnyWidth and read from the call.
 """
 
 from compll.backends.c_common import param_names
-from compll.backends.cuda_side import element
 from compll.ir import nodes
-from compll.ir.types import INT, UInt
-from compll.ir.walk import free_vars
+from compll.ir.widths import width_param
 
 _MAX_WIDTHS = 4
 # Blocks of threads that a multiprocessor must have room for at a time: as many as registers allow.
@@ -18,17 +16,7 @@ _BLOCKS = {("EncodeCall", ""): 12, ("EncodeCall", "_rest"): 10, ("DecodeCall", "
 
 def width_of(program: nodes.Program) -> nodes.Param | None:
     """A parameter that says how wide codes are, if it has few values."""
-    kinds = [] if program.encode is None else [value.type for value in program.encode.fields]
-    if program.decode is not None:
-        kinds += [item.var.type for item in program.decode.fields]
-    for kind in map(element, kinds):
-        for param in program.params:
-            is_few = param.low >= 1 and param.high - param.low < _MAX_WIDTHS
-            if not isinstance(kind, UInt) or not isinstance(kind.bits, nodes.Expr) or not is_few:
-                continue
-            if param.var.type == INT and param.var in free_vars(kind.bits):
-                return param
-    return None
+    return width_param(program, _MAX_WIDTHS)
 
 
 def width_in(program: nodes.Program, width: nodes.Param) -> str:

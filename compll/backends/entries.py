@@ -2,7 +2,7 @@
 """The functions of a codec that callers see, and the table of them (tf_hips/cc/runtime/codec.h)."""
 
 from compll.backends.c_common import Lines, param_names
-from compll.backends.feedback import adds_rows, has_feedback, has_merge, has_ranges, returns_status
+from compll.backends.feedback import has_feedback, has_merge, has_ranges, returns_status
 from compll.backends.in_place import is_in_place
 from compll.backends.kept import decode_fails
 from compll.backends.rooms import rooms
@@ -13,13 +13,14 @@ from compll.ir.types import FLOAT, UInt
 _ENCODE = "{name}(params, *key, in, nullptr, nullptr, n, layout, body{state})"
 
 
-def emit(plan: nodes.Plan, lines: Lines) -> None:
-    """Adds the entry points of a codec whose hot functions are there."""
-    _Entries(plan, lines).run()
+def emit(plan: nodes.Plan, lines: Lines, *, rows: bool) -> None:
+    """Adds the entry points of a codec whose hot functions are there; `rows`: decode_rows, too."""
+    _Entries(plan, lines, rows=rows).run()
 
 
 class _Entries:
-    def __init__(self, plan: nodes.Plan, lines: Lines) -> None:
+    def __init__(self, plan: nodes.Plan, lines: Lines, *, rows: bool) -> None:
+        self._rows = rows
         self._plan = plan
         self._program = plan.program
         self._lines = lines
@@ -243,7 +244,7 @@ class _Entries:
             "  decode_fields(params, bodies[row], layout, to, n, how, begin, end);",
             "};",
         )
-        if adds_rows(self._plan):
+        if self._rows:
             lines.add(
                 "const auto more = [&](int32_t row, float* to, int64_t begin, int64_t end,",
                 "                      float* late) {",

@@ -15,18 +15,16 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from compll.backends.c_common import Expressions, float_literal
-from compll.backends.float_ranges import never_above_top
-from compll.backends.narrow import Ranges
 from compll.backends.row_forms import (
     clamp_of,
     finite_size_of,
     is_code,
-    is_number_or_0,
-    is_unit,
 )
 from compll.backends.row_function import Apart, blocks_in_chains, emit_function
 from compll.backends.stored import unnamed
 from compll.ir import nodes
+from compll.ir.float_ranges import is_number_or_0, is_unit, never_above_top
+from compll.ir.ranges import Ranges
 from compll.ir.types import BOOL, FLOAT, INT, UInt
 from compll.ir.walk import length_with, walk
 

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compll.backends.narrow import Ranges
 from compll.backends.stored import unnamed
 from compll.ir import nodes
+from compll.ir.float_ranges import is_number_or_0
+from compll.ir.ranges import Ranges
 from compll.ir.types import FLOAT, INT, UInt
 
 _MOST = float(np.finfo(np.float32).max)
@@ -99,21 +100,3 @@ def is_code(expr: nodes.Expr) -> bool:
     if not isinstance(expr, nodes.Convert) or expr.type != INT:
         return False
     return isinstance(expr.operand.type, UInt)
-
-
-def is_number_or_0(expr: nodes.Select) -> bool:
-    """Whether it is `x == x ? x : 0`: 0 for NaN, and else the number that it is."""
-    test, no = expr.condition, expr.no
-    if not isinstance(test, nodes.Binary) or test.op != "==" or not isinstance(no, nodes.Const):
-        return False
-    refs = [e for e in (test.left, test.right, expr.yes) if isinstance(e, nodes.Ref)]
-    is_one = len(refs) == 3 and all(e.var is refs[0].var for e in refs)
-    return is_one and str(float(no.value)) == "0.0"
-
-
-def is_unit(expr: nodes.Random) -> bool:
-    """Whether noise is 16 bits from 0 to 1."""
-    low, high = expr.low, expr.high
-    if not isinstance(low, nodes.Const) or not isinstance(high, nodes.Const):
-        return False
-    return expr.bits == 16 and low.value == 0 and high.value == 1

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, replace
 
 from compll.backends.blocks import block_lets
 from compll.backends.c_common import Expressions, Lines, Names, float_literal
-from compll.backends.narrow import Narrow, Ranges
+from compll.backends.narrow import Narrow
 from compll.backends.stored import Stored, is_in_memory, tile_bytes
 from compll.ir import nodes
 from compll.ir.blocks import block_of, blocks_under
 from compll.ir.groups import mirror_of
+from compll.ir.ranges import Ranges
 from compll.ir.sizes import is_as_long
 from compll.ir.types import INT, Array, UInt
 from compll.ir.walk import changed, walk

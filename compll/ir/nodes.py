@@ -485,6 +485,18 @@ class Plan:
     encode: tuple["Step", ...]
     decode: tuple["Step", ...]
     body: tuple[BodyField, ...] = ()
+    versions: "Versions | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """Plans of a program by value of a parameter, which these do not read; they have no versions.
+
+    Each computes what the program does with that value, and its packets are the same.
+    """
+
+    param: Param
+    plans: dict[int, Plan]
 
 
 Step = Let | Store | Sweep

@@ -37,6 +37,12 @@ def fold(program: nodes.Program) -> nodes.Program:
     return replace(program, encode=encode, decode=decode)
 
 
+def folded(expr: nodes.Expr) -> nodes.Expr:
+    """Folds one expression."""
+    with semantics.quiet():
+        return _fold(expr, {})
+
+
 def _function(
     lets: tuple[nodes.Let, ...], values: tuple[nodes.Expr, ...]
 ) -> tuple[tuple[nodes.Let, ...], tuple[nodes.Expr, ...]]:

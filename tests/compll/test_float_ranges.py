@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import compll
-from compll.backends.float_ranges import FloatRange, float_range, never_above_top
-from compll.backends.narrow import Ranges
 from compll.ir import nodes
+from compll.ir.float_ranges import FloatRange, float_range, never_above_top
+from compll.ir.ranges import Ranges
 from compll.packet import PREFIX
 from compll.passes.fold import fold
 from compll.passes.inline import inline

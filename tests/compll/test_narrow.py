@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import compll
-from compll.backends.narrow import Range, holder
+from compll.backends.narrow import holder
+from compll.ir.ranges import Range
 from compll.packet import PREFIX
 from tests.compll.support import compiled, encoder
 

@@ -2,7 +2,7 @@
 """Between which numbers the floats of a loop are, as far as that is known.
 
 Rounding keeps order, so the ends of a result are those that the ends of its operands have, rounded
-as the loop rounds. What is known of integers says narrow.py.
+as the loop rounds. What is known of integers says ranges.py.
 """
 
 import itertools
@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from compll.backends.narrow import Range, Ranges
-from compll.backends.row_forms import is_number_or_0, is_unit
 from compll.ir import nodes, semantics
+from compll.ir.ranges import Range, Ranges
 from compll.ir.types import FLOAT, INT, UInt
 
 _MAX_WIDTHS = 32
@@ -110,6 +109,24 @@ def float_range(part: nodes.Elementwise, expr: nodes.Expr, ranges: Ranges) -> Fl
         if let.var.type == FLOAT:
             lets[let.var] = _found(let.value, lets, ranges)
     return _found(expr, lets, ranges)
+
+
+def is_number_or_0(expr: nodes.Select) -> bool:
+    """Whether it is `x == x ? x : 0`: 0 for NaN, and else the number that it is."""
+    test, no = expr.condition, expr.no
+    if not isinstance(test, nodes.Binary) or test.op != "==" or not isinstance(no, nodes.Const):
+        return False
+    refs = [e for e in (test.left, test.right, expr.yes) if isinstance(e, nodes.Ref)]
+    is_one = len(refs) == 3 and all(e.var is refs[0].var for e in refs)
+    return is_one and str(float(no.value)) == "0.0"
+
+
+def is_unit(expr: nodes.Random) -> bool:
+    """Whether noise is 16 bits from 0 to 1."""
+    low, high = expr.low, expr.high
+    if not isinstance(low, nodes.Const) or not isinstance(high, nodes.Const):
+        return False
+    return expr.bits == 16 and low.value == 0 and high.value == 1
 
 
 def _found(expr: nodes.Expr, lets: dict[nodes.Var, FloatRange], ranges: Ranges) -> FloatRange:
