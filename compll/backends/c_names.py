@@ -31,7 +31,7 @@ params power_of_two random_float random_int read_params reduce_blocks reduce_int
 round_half_away run scratch sign_of sort_values spread_blocks status std store_code held store_float
 store_floats sum_tile take_indices tf_hips unpack_codes value value_at values wide_noise_at
 for_steps for_ranges_back hidden at late value_or prefetch_again prefetch_blocks prefetch_page
-prefetch_tile wide_noise_tile wide_random_int packed_bits
+prefetch_sums prefetch_tile wide_noise_tile wide_random_int packed_bits
 find_second_level is_zen4 num_fetched prefetch_line
 mirror_tile with_packed_width random_int32 bounded_max bounded_min whole_part
 random_unit

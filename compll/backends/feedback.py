@@ -22,7 +22,14 @@ the block at hand. The steps that share a loop over blocks count as one here.
 from dataclasses import dataclass
 
 from compll.backends.beside import FilterBeside
-from compll.backends.blocks import Group, encode_groups, is_shared
+from compll.backends.blocks import (
+    Group,
+    block_source,
+    decode_groups,
+    encode_groups,
+    is_shared,
+    roots,
+)
 from compll.backends.kept import decode_fails, encode_fails
 from compll.backends.rooms import rooms
 from compll.backends.tile_feedback import HeldRows, TileFeedback
@@ -78,9 +85,27 @@ def has_merge(plan: nodes.Plan) -> bool:
 
 
 def has_ranges(plan: nodes.Plan) -> bool:
-    """Whether decode makes any elements without the others: its one loop is the one that writes."""
-    loops = [step for step in plan.decode if not isinstance(step, nodes.Let)]
-    return len(loops) == 1 and _writer(plan) is not None
+    """Whether decode makes a range without the others: its one loop is the one that writes.
+
+    A range begins with a tile.
+    """
+    loops = [group for group in decode_groups(plan) if not isinstance(group[0], nodes.Let)]
+    writer = _writer(plan)
+    return writer is not None and len(loops) == 1 and _is_as_long(loops[0], writer)
+
+
+def has_elements(plan: nodes.Plan) -> bool:
+    """Whether it makes any elements without the others, and not only those of whole tiles."""
+    return has_ranges(plan) and not any(isinstance(step, nodes.Store) for step in plan.decode)
+
+
+def _is_as_long(group: Group, writer: nodes.Sweep) -> bool:
+    """Whether the loop of a group goes over the elements that its last step writes."""
+    if not is_shared(group):
+        return True
+    return all(
+        block_source(step)[0].size == writer.size for step in group if isinstance(step, nodes.Store)
+    )
 
 
 def adds_rows(plan: nodes.Plan) -> bool:
@@ -89,7 +114,7 @@ def adds_rows(plan: nodes.Plan) -> bool:
     Of long decodes compilers do not keep several at once in registers.
     """
     writer = _writer(plan)
-    if writer is None or not has_ranges(plan):
+    if writer is None or not has_elements(plan):
         return False
     part = writer.writes[0].value
     if not isinstance(part, nodes.Elementwise):
@@ -118,7 +143,7 @@ class Fusion:
         last: number of the step whose tiles are decoded again; None: a loop behind all steps does.
         is_checked: the function returns a status, and notes whether all sums are finite.
         is_sparse: decoding writes a few elements.
-        is_ranged: decoding makes any elements without the others.
+        is_ranged: decoding makes ranges of whole tiles without the others.
     """
 
     first: int | None
@@ -233,6 +258,14 @@ def _parts(sweep: nodes.Sweep) -> list[nodes.Expr]:
     return [reduce.source for _, reduce in sweep.reduces] + [write.value for write in sweep.writes]
 
 
+def _parts_of(step: nodes.Store | nodes.Sweep) -> list[nodes.Expr]:
+    """What a step computes for each element, as far as it goes from one to the next."""
+    if isinstance(step, nodes.Sweep):
+        return _parts(step)
+    value = step.value
+    return [value.source] if isinstance(value, nodes.BlockReduce | nodes.Hadamard) else []
+
+
 def _is_in_order(step: nodes.Step, gradient: nodes.Var) -> bool:
     """Whether a step is a loop over the gradient that reads element i of it for element i only."""
     if isinstance(step, nodes.Store) and isinstance(step.value, nodes.TopK):
@@ -288,14 +321,17 @@ def _is_near(step: nodes.Step, gradient: nodes.Var) -> bool:
 
 def _can_decode(plan: nodes.Plan, group: Group, gradient: nodes.Var) -> bool:
     """Whether the tiles of the last loop can be decoded as soon as they are packed."""
-    writer, decode, step = _writer(plan), plan.program.decode, group[-1]
-    if writer is None or decode is None or not has_ranges(plan):
+    decode, step = plan.program.decode, group[-1]
+    if decode is None or not has_ranges(plan):
+        return False
+    # A tile of blocks is there when its steps are done.
+    if not has_elements(plan) and not is_shared(group):
         return False
     if not isinstance(step, nodes.Sweep) or step.reduces or not _is_in_order(step, gradient):
         return False
     if not _is_read_in_order(group, gradient) or _reads_beside(plan, group):
         return False
-    return _needs_own(plan, writer, _fresh(decode, group, step))
+    return _needs_own(plan, _fresh(decode, group, step))
 
 
 def _reads_beside(plan: nodes.Plan, group: Group) -> bool:
@@ -329,23 +365,33 @@ def _fresh(
     return found
 
 
-def _needs_own(
-    plan: nodes.Plan, writer: nodes.Sweep, fresh: dict[nodes.Var, nodes.Expr | None]
-) -> bool:
+def _needs_own(plan: nodes.Plan, fresh: dict[nodes.Var, nodes.Expr | None]) -> bool:
     """Whether decoding reads fields that are being written for its own element or block only."""
-    part = writer.writes[0].value
-    position = part.position if isinstance(part, nodes.Elementwise) else None
-    lets = [step.value for step in plan.decode if isinstance(step, nodes.Let)]
-    for root in (part, *lets):
-        for expr in walk(root):
-            if not isinstance(expr, nodes.Index) or not isinstance(expr.array, nodes.Ref):
-                continue
-            if expr.array.var not in fresh:
-                continue
-            # A let is computed once, for all elements.
-            if root is not part or not _is_own(plan, expr.index, position, fresh[expr.array.var]):
-                return False
+    for step in plan.decode:
+        # A let is computed once, for all elements.
+        parts = [] if isinstance(step, nodes.Let) else _parts_of(step)
+        own = sum(
+            _is_own(plan, expr.index, part.position, fresh[var])
+            for part in parts
+            if isinstance(part, nodes.Elementwise)
+            for expr, var in _reads_of(part, fresh)
+        )
+        if own != sum(len(_reads_of(root, fresh)) for root in roots(step)):
+            return False
     return True
+
+
+def _reads_of(
+    expr: nodes.Expr, fresh: dict[nodes.Var, nodes.Expr | None]
+) -> list[tuple[nodes.Index, nodes.Var]]:
+    """Where elements of some vectors are read, and of which."""
+    return [
+        (inner, inner.array.var)
+        for inner in walk(expr)
+        if isinstance(inner, nodes.Index)
+        and isinstance(inner.array, nodes.Ref)
+        and inner.array.var in fresh
+    ]
 
 
 def _is_own(

@@ -17,6 +17,7 @@ from compll.backends.blocks import decode_groups, encode_groups, is_shared
 from compll.backends.c_common import Lines, Names
 from compll.backends.feedback import (
     Fusion,
+    has_elements,
     has_feedback,
     has_ranges,
     returns_status,
@@ -377,7 +378,8 @@ class _Emitter:
         if is_shared(steps):
             stores = [step for step in steps if isinstance(step, nodes.Store)]
             sweeps = [step for step in steps if isinstance(step, nodes.Sweep)]
-            function.loops.blocks_sweep(stores, sweeps, targets, feedback)
+            ranged = None if begin == "0" else end
+            function.loops.blocks_sweep(stores, sweeps, targets, feedback, begin=begin, end=ranged)
             return
         for step in steps:
             if isinstance(step, nodes.Let):
@@ -401,7 +403,7 @@ class _Emitter:
         decode, sweep, last = self._program.decode, self._plan.decode[-1], self._plan.encode[-1]
         if decode is None or not isinstance(sweep, nodes.Sweep):
             return None
-        if not isinstance(last, nodes.Sweep):
+        if not isinstance(last, nodes.Sweep) or not has_elements(self._plan):
             return None
         roots = _roots(self._plan.decode)
         is_random = any(isinstance(e, nodes.Random) for root in roots for e in walk(root))
@@ -467,8 +469,8 @@ class _Emitter:
         function = self._open_decode(decode, self._heads["decode_fields"])
         self._read_fields(decode, function)
         for group in decode_groups(self._plan):
-            step = group[0]
-            is_last = isinstance(step, nodes.Sweep) and bool(step.writes)
+            last = group[-1]
+            is_last = isinstance(last, nodes.Sweep) and bool(last.writes)
             if is_last and has_ranges(self._plan):
                 self._steps(group, function, {0: "out"}, begin="begin", end="end")
             else:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import compll
-from compll.backends.feedback import has_feedback
+from compll.backends.feedback import Fusion, has_feedback, has_ranges
 from compll.passes import optimise
 from tests.compll import emulation
 from tests.compll.differential import check_cpp, check_cuda
@@ -38,6 +38,7 @@ SCALED = """
 SIGNS = "uint1* codes = map(gradient, [&](float g) -> uint1 { return g > 0; });"
 BY_SCALE = "return codes[i] * scales[i / 64];"
 BLOCKS = "float* scales; uint8* codes;"
+ROTATED = "float* turned = hadamard(map(codes, [&](uint8 code) -> float {{ return code; }}), {});"
 
 
 def text_of(encode: str, fields: str, decode: str, declared: str, sent: str = "") -> str:
@@ -170,7 +171,67 @@ MADE = {
     """,
         *("codes", each("return codes[i] * 0.001;"), "uint16* codes;"),
     ),
+    # Decoders that make tiles of blocks, each as soon as it is packed.
+    "rotated": text_of(
+        LARGEST + SCALED,
+        *("scales, codes", each("return turned[i] * scales[i / 64];", ROTATED.format(64)), BLOCKS),
+    ),
+    "rotated in larger blocks": text_of(
+        LARGEST + SCALED,
+        *("scales, codes", each("return turned[i] * scales[i / 64];", ROTATED.format(512)), BLOCKS),
+    ),
+    "sums of blocks": text_of(
+        LARGEST + SCALED,
+        "scales, codes",
+        each(
+            "return codes[i] - 0.01 * sums[i / 64];",
+            "float* sums = block_reduce(codes, 64, 0, sum);",
+        ),
+        BLOCKS,
+    ),
+    # Those whose tiles are not there yet.
+    "rotated behind a plain loop": text_of(
+        "uint8* codes = map(gradient, [&](float g) -> uint8 { return abs(g) * 50; });",
+        *("codes", each("return turned[i] * 0.25;", ROTATED.format(32)), "uint8* codes;"),
+    ),
+    "rotated backwards": text_of(
+        LARGEST + SCALED,
+        "scales, codes",
+        each(
+            "return turned[i] * scales[i / 64];",
+            """
+    float* turned = hadamard(map(range(gradient.size), [&](int i) -> float {
+        return codes[gradient.size - 1 - i];
+    }), 64);
+    """,
+        ),
+        BLOCKS,
+    ),
+    "rotated by scales of other blocks": text_of(
+        LARGEST + SCALED,
+        *("scales, codes", each("return turned[i] * scales[i / 32];", ROTATED.format(64)), BLOCKS),
+    ),
+    "rotated against the last scale": text_of(
+        LARGEST + SCALED,
+        "scales, codes",
+        each(
+            "return turned[i] * tail;",
+            "float tail = scales[scales.size - 1];" + ROTATED.format(64),
+        ),
+        BLOCKS,
+    ),
+    "rotated twice": text_of(
+        LARGEST + SCALED,
+        "scales, codes",
+        each(
+            "return again[i] * scales[i / 64];",
+            ROTATED.format(64) + "float* again = hadamard(turned, 128);",
+        ),
+        BLOCKS,
+    ),
 }
+# Which of them decode a tile as soon as it is packed.
+DECODED_AT_ONCE = {"rotated", "rotated in larger blocks", "sums of blocks"}
 # Seeds of programs that found something.
 SEEDS = (13, 42)
 
@@ -202,6 +263,13 @@ def test_machine_code_reads_nothing_that_is_overwritten(name):
 @pytest.mark.parametrize("name", MADE)
 def test_kernels_read_nothing_that_is_overwritten(name):
     check_cuda(programs()[name], sizes=SIZES, values_of=({},), library=kernels())
+
+
+@pytest.mark.parametrize("name", [name for name in MADE if name.startswith(("rot", "sums"))])
+def test_tiles_of_blocks_are_decoded_as_soon_as_they_can_be(name):
+    plan = optimise(programs()[name])
+    assert has_ranges(plan) == (name != "rotated twice")
+    assert (Fusion.of(plan).last is not None) == (name in DECODED_AT_ONCE)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

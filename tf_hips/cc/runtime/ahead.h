@@ -79,6 +79,22 @@ TF_HIPS_INLINE void prefetch_blocks(const float* step, int64_t count) {
   prefetch_bytes<kAheadOfBlocks>(step, count * 4);
 }
 
+// The same of a loop that forms sums of `a` and `b` in `sum`, and then computes for thousands of
+// cycles before it reads on. No processor goes on by itself meanwhile; Zen 4 waits for `sum` too.
+TF_HIPS_INLINE void prefetch_sums(const float* a, const float* b, float* sum, int64_t count) {
+  if (!kIntoSecondLevel) {
+    prefetch_blocks(a, count);
+    prefetch_blocks(b, count);
+    return;
+  }
+  for (int64_t i = 0; i < count; i += 16) {
+    const auto ahead = static_cast<uintptr_t>(i + kAheadOfBlocks) * sizeof(float);
+    __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(a) + ahead), 0, 2);
+    __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(b) + ahead), 0, 2);
+    __builtin_prefetch(reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(sum) + ahead), 1, 2);
+  }
+}
+
 // Asks for the first one of kParts parts of the next page, spread over the tiles of this one: what
 // a processor does not do by itself, since it sees an order within a page only. Loops that read,
 // and keep up with memory, are slowed down by asking for more: a half of one vector, a quarter of
