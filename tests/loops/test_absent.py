@@ -89,7 +89,8 @@ def test_frozen_weights_do_not_travel_where_nobody_waits(keeps_step):
 
     frozen = keras.layers.Dense(4, trainable=False)
     layers = [keras.Input((3,)), frozen, keras.layers.BatchNormalization(), keras.layers.Dense(1)]
-    beginning = types.SimpleNamespace(is_equal=lambda variables: True)
+    meetings = types.SimpleNamespace(is_equal=lambda variables: True)
+    beginning = types.SimpleNamespace(meetings=meetings)
     strategy = types.SimpleNamespace(rule=None, beginning=beginning)
     loan = types.SimpleNamespace(keeps_step=keeps_step)
     exchange = Exchange(None, strategy, loan, None, has_milestone=False, averages_statistics=True)
