@@ -15,7 +15,7 @@ from tests.ps.relay import Relay
 from tests.ps.served import Served
 from tests.support.certs import Certificates
 from tf_hips.errors import ProtocolError
-from tf_hips.ps.terms.weights import FirstWeights, cut_weights, kind_of, restore_weights
+from tf_hips.ps.terms.weights import FirstWeights, Refill, cut_weights, equal_bytes, kind_of
 from tf_hips.ps.transport.wire import MESSAGE_BYTES
 
 ARRAYS = [
@@ -41,13 +41,33 @@ def test_weights_are_cut_into_whole_messages() -> None:
     assert list(cut_weights([], 0)) == []
 
 
-def test_weights_are_restored_with_types_and_shapes() -> None:
-    restored = restore_weights(
-        bytearray(CONTENT), [array.dtype for array in ARRAYS], [array.shape for array in ARRAYS]
-    )
+@given(st.lists(st.integers(0, len(CONTENT)), max_size=5))
+def test_weights_are_restored_with_types_and_shapes_as_they_come(cuts: list[int]) -> None:
+    restored: list[np.ndarray] = []
+    refill = Refill([(array.dtype, array.shape) for array in ARRAYS], restored.append)
+    ends = [*sorted(cuts), len(CONTENT)]
+    for begin, end in zip([0, *ends[:-1]], ends, strict=True):
+        refill.take(CONTENT[begin:end])
+        assert refill.held == end
+        # One is given away with its last byte, and one without bytes with the one before it.
+        sizes = np.cumsum([array.nbytes for array in ARRAYS])
+        assert len(restored) == np.count_nonzero(sizes <= end)
     for one, other in zip(ARRAYS, restored, strict=True):
-        assert one.dtype == other.dtype
-        np.testing.assert_array_equal(one, other)
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        assert equal_bytes(one, other)
+    with pytest.raises(ValueError, match=r"must belong to an array\. Received: 1 too many"):
+        refill.take(b"x")
+
+
+def test_bytes_are_compared_and_not_numbers() -> None:
+    zeros = np.zeros(MESSAGE_BYTES // 4 + 1, np.float32)
+    other = zeros.copy()
+    assert equal_bytes(zeros, other)
+    other[-1] = -0.0
+    assert not equal_bytes(zeros, other)
+    nan = np.full(3, np.nan, np.float32)
+    assert equal_bytes(nan, nan.copy())
+    assert equal_bytes(np.broadcast_to(np.float32(2), (2, 3)), np.full((2, 3), 2, np.float32))
 
 
 def test_a_kind_is_type_and_shape() -> None:

@@ -106,7 +106,8 @@ def digests(chosen: Sequence[Entry]) -> list[str]:
     """A digest of the value of each variable."""
     return [
         hashlib.blake2b(
-            np.ascontiguousarray(entry.variable.numpy()).tobytes(), digest_size=16
+            np.ascontiguousarray(entry.variable.numpy()).reshape(-1).view(np.uint8),
+            digest_size=16,
         ).hexdigest()
         for entry in chosen
     ]

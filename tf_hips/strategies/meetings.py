@@ -20,6 +20,7 @@ import tensorflow as tf
 from tf_hips import log
 from tf_hips.comm import primitives
 from tf_hips.errors import ProtocolError
+from tf_hips.ps.terms.weights import equal_bytes
 from tf_hips.strategies.adapted import Adapted, adapted, as_bytes, check_bytes, check_equal
 from tf_hips.strategies.changes import Changes, digest_of, is_ready
 from tf_hips.strategies.computed import Moved, computed_before
@@ -314,7 +315,7 @@ class Meetings:
             moved = {
                 place
                 for place in {*used, *computed}
-                if found[place].tobytes() != values[place].tobytes()
+                if not equal_bytes(found[place], values[place])
             }
             if moved & {*computed}:
                 self._refused = computed_before(variables[min(moved & {*computed})].name)

@@ -7,7 +7,7 @@ bytes, so any type arrives as it was.
 """
 
 import hashlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tf_hips.comm import primitives, watchdog
 from tf_hips.errors import ProtocolError
+from tf_hips.ps.terms.weights import Refill, cut_weights
 
 # What is spread at a time: so little that on a slow link no rank waits long for the one that passes
 # it on, and so much that on a fast one it takes no longer than a large block.
@@ -40,7 +41,7 @@ def fingerprint(model: Any) -> str:
     """
     digest = hashlib.sha256()
     for weight in model.weights:
-        digest.update(np.ascontiguousarray(weight.numpy()).tobytes())
+        digest.update(np.ascontiguousarray(weight.numpy()).reshape(-1).view(np.uint8))
     text = digest.hexdigest()
     write_event = getattr(model.distribute_strategy, "write_event", None)
     if write_event is not None:
@@ -77,6 +78,8 @@ def synchronise(
 ) -> int:
     """Gives all ranks rank 0's values. Eager.
 
+    They travel and are taken one after the other, so that no rank holds all of them beside its own.
+
     Args:
         variables: initialised variables, the same list on all ranks (see `check_equal_shapes`).
         first_sync: what rank 0 does with its values before they are spread.
@@ -86,37 +89,43 @@ def synchronise(
         Number of bytes synchronised.
     """
     total = sum(variable.shape.num_elements() * variable.dtype.size for variable in variables)
-    values = None
-    if primitives.rank() == 0:
-        values = [value_of(variable) for variable in variables]
+    is_first = primitives.rank() == 0
+    values: Iterable[np.ndarray] = (value_of(variable) for variable in variables)
     if first_sync is not None:
-        values = on_rank_0(lambda: first_sync(values or []))
+        own = list(values) if is_first else []
+        values = on_rank_0(lambda: first_sync(own)) or ()
     if primitives.size() > 1:
-        joined = np.zeros(total, np.uint8)
-        if values is not None:
-            joined = np.concatenate(
-                [np.frombuffer(value.tobytes(), np.uint8) for value in values] or [joined]
-            )
-        parts = [
-            primitives.broadcast(
-                tf.constant(joined[begin : begin + _BROADCAST_BYTES]), "weights"
-            ).numpy()
-            for begin in range(0, total, _BROADCAST_BYTES)
-        ]
-        joined = np.concatenate(parts) if parts else joined
-        values, begin = [], 0
-        for variable in variables:
-            end = begin + variable.shape.num_elements() * variable.dtype.size
-            data = joined[begin:end].tobytes()
-            values.append(
-                np.frombuffer(data, variable.dtype.as_numpy_dtype).reshape(variable.shape)
-            )
-            begin = end
-    if values is not None and (primitives.size() > 1 or first_sync is not None):
+        if is_first:
+            for message in cut_weights(values, 0, _BROADCAST_BYTES):
+                _spread(message)
+        else:
+            _take(variables, total, left)
+    if is_first and first_sync is not None:  # else it keeps what it has
         for place, (variable, value) in enumerate(zip(variables, values, strict=True)):
             if place not in left:
                 variable.assign(value, read_value=False)
     return total
+
+
+def _take(variables: Sequence[tf.Variable], total: int, left: Collection[int]) -> None:
+    """Takes rank 0's values as they come: `total` bytes."""
+    places = iter(enumerate(variables))
+
+    def give(value: np.ndarray) -> None:
+        place, variable = next(places)
+        if place not in left:
+            variable.assign(value, read_value=False)
+
+    kinds = ((variable.dtype.as_numpy_dtype, variable.shape) for variable in variables)
+    refill = Refill(kinds, give)
+    while refill.held < total:
+        refill.take(_spread(bytes(min(_BROADCAST_BYTES, total - refill.held))))
+
+
+def _spread(message: bytes) -> memoryview:
+    """Rank 0's bytes, on all ranks; of the others the length counts."""
+    sent = tf.constant(np.frombuffer(message, np.uint8))
+    return memoryview(primitives.broadcast(sent, "weights").numpy())
 
 
 def on_rank_0(action: Callable[[], Any]) -> Any:

@@ -40,7 +40,7 @@ from tf_hips.ps.security import tls
 from tf_hips.ps.terms.assignment import WHOLE, Shard
 from tf_hips.ps.terms.model import Model
 from tf_hips.ps.terms.tree import Guards, Leaves
-from tf_hips.ps.terms.weights import Described, cut_weights, kind_of, restore_weights
+from tf_hips.ps.terms.weights import Described, Refill, cut_weights, kind_of
 from tf_hips.ps.transport import wire
 from tf_hips.ps.transport.parcel import Held, Intake
 from tf_hips.ps.transport.sockets import WireBytes, is_loopback, split_address
@@ -302,7 +302,7 @@ class Client:
             weights: all weights, of any types and shapes, equal at all parties but for the values.
 
         Returns:
-            The weights of child 0, same types and shapes.
+            The weights of child 0, same types and shapes: of child 0 its own arrays.
 
         Raises:
             ValueError: a weight holds Python objects.
@@ -323,10 +323,12 @@ class Client:
                 (tuple(kinds), total), lambda held: cut_weights(arrays, held)
             )
         if not fetches:
-            return [np.array(value) for value in weights]
-        content = bytearray()
-        self.fetch_weights((tuple(kinds), total), lambda: len(content), content.extend)
-        return restore_weights(content, [value.dtype for value in arrays], shapes)
+            return [np.asarray(value) for value in weights]
+        found: list[npt.NDArray[Any]] = []
+        types = [value.dtype for value in arrays]
+        refill = Refill(zip(types, shapes, strict=True), found.append)
+        self.fetch_weights((tuple(kinds), total), lambda: refill.held, refill.take)
+        return found
 
     def send_weights(self, what: Described, read: ReadWeights) -> bool:
         """Sends the first weights of the run; for child 0.

@@ -10,7 +10,7 @@ import bisect
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -231,12 +231,20 @@ def kind_of(dtype: np.dtype[Any], shape: Sequence[int]) -> str:
     return f"{dtype.name if dtype.kind == 'V' else dtype.str}{list(shape)}"
 
 
-def cut_weights(arrays: Sequence[npt.NDArray[Any]], start: int) -> Iterator[bytes]:
-    """The bytes of contiguous arrays from byte `start` on, in messages."""
+def cut_weights(
+    arrays: Iterable[npt.NDArray[Any]], start: int, most_bytes: int = MESSAGE_BYTES
+) -> Iterator[bytes]:
+    """The bytes of contiguous arrays from byte `start` on, in messages.
+
+    Args:
+        arrays: each is asked for when the bytes before it have been taken.
+        start: of the first byte.
+        most_bytes: of a message; all but the last have as many.
+    """
     pieces: list[npt.NDArray[np.uint8]] = []
-    room = MESSAGE_BYTES
+    room = most_bytes
     for array in arrays:
-        left = array.reshape(-1).view(np.uint8)[start:]
+        left = _bytes_of(array)[start:]
         start = max(0, start - array.nbytes)
         while left.size:
             piece, left = left[:room], left[room:]
@@ -244,19 +252,78 @@ def cut_weights(arrays: Sequence[npt.NDArray[Any]], start: int) -> Iterator[byte
             room -= piece.size
             if room == 0:
                 yield b"".join(pieces)
-                pieces, room = [], MESSAGE_BYTES
+                pieces, room = [], most_bytes
     if pieces:
         yield b"".join(pieces)
 
 
-def restore_weights(
-    content: Buffer, dtypes: Sequence[np.dtype[Any]], shapes: Sequence[Sequence[int]]
-) -> list[npt.NDArray[Any]]:
-    """The arrays whose bytes, one after the other, are `content`."""
-    data = np.frombuffer(content, np.uint8)
-    arrays: list[npt.NDArray[Any]] = []
-    for dtype, shape in zip(dtypes, shapes, strict=True):
-        num_bytes = math.prod(shape) * dtype.itemsize
-        arrays.append(data[:num_bytes].copy().view(dtype).reshape(shape))
-        data = data[num_bytes:]
-    return arrays
+class Refill:
+    """Arrays whose bytes come one after the other: each is given away when it is whole.
+
+    So nothing is held of all of them but what whoever gets them keeps.
+
+    Attributes:
+        held: bytes that have come.
+    """
+
+    def __init__(
+        self,
+        kinds: Iterable[tuple[Any, Sequence[int]]],
+        give: Callable[[npt.NDArray[Any]], object],
+    ) -> None:
+        """Nothing has come.
+
+        Args:
+            kinds: type and shape of each array.
+            give: gets the arrays, in order.
+        """
+        self.held = 0
+        self._kinds = iter(kinds)
+        self._give = give
+        self._array: npt.NDArray[Any] | None = None
+        self._left = np.empty(0, np.uint8)  # of the array that is being filled
+        self._next()
+
+    def take(self, data: Buffer) -> None:
+        """Takes the next bytes.
+
+        Raises:
+            ValueError: they are more than the arrays have.
+        """
+        rest = np.frombuffer(data, np.uint8)
+        self.held += rest.size
+        while rest.size:
+            if self._array is None:
+                raise ValueError(f"Bytes must belong to an array. Received: {rest.size} too many")
+            part = rest[: self._left.size]
+            self._left[: part.size] = part
+            self._left, rest = self._left[part.size :], rest[part.size :]
+            self._next()
+
+    def _next(self) -> None:
+        """Gives away what is whole, and goes on to what has bytes yet to come."""
+        while not self._left.size:
+            if self._array is not None:
+                self._give(self._array)
+                self._array = None
+            kind = next(self._kinds, None)
+            if kind is None:
+                return
+            dtype, shape = kind
+            self._array = np.empty(tuple(shape), dtype)
+            self._left = _bytes_of(self._array)
+
+
+def equal_bytes(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
+    """Whether arrays of one type and shape hold the same bytes; unlike numbers, NaNs may be."""
+    first, second = _bytes_of(one), _bytes_of(other)
+    places = range(0, first.size, MESSAGE_BYTES)
+    return all(
+        np.array_equal(first[at : at + MESSAGE_BYTES], second[at : at + MESSAGE_BYTES])
+        for at in places
+    )
+
+
+def _bytes_of(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    # One value for all elements has no bytes of its own for each.
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
