@@ -3,6 +3,7 @@
 
 import json
 import logging
+import threading
 from pathlib import Path
 
 import pytest
@@ -111,3 +112,38 @@ def test_all_that_a_full_disk_has_cost_is_counted(tmp_path: Path) -> None:
     events.close()
     [found] = log.read_events(tmp_path)
     assert found["dropped"] == 1 + 5 + 1 + 7
+
+
+@pytest.mark.parametrize("is_later", [False, True])
+def test_a_log_that_is_collected_amid_a_write_closes_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_later: bool
+) -> None:
+    """The collector runs in any thread, also in the one that writes; it must not wait for it."""
+    events = log.EventLog(tmp_path, run="job", role="worker", site="a", rank=0)
+    closed = threading.Event()
+
+    def written(lines: object, record: dict[str, object]) -> None:
+        write(lines, record)
+        if record["event"] == "first":
+            events.close()
+            closed.set()
+
+    write = log._Lines.write
+    monkeypatch.setattr(log._Lines, "write", written)
+
+    def use() -> None:
+        one = events.write_later if is_later else events.write
+        with events._news:  # so that both wait when the first one is written
+            one("first")
+            one("second")
+
+    user = threading.Thread(target=use, daemon=True)
+    user.start()
+    assert closed.wait(20), "it waits for itself"
+    for thread in (user, events._writer):
+        if thread is not None:
+            thread.join(20)
+            assert not thread.is_alive()
+    assert events._lines is None
+    expected = ["first", "second"] if is_later else ["first"]
+    assert [one["event"] for one in log.read_events(tmp_path)] == expected

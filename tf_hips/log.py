@@ -104,7 +104,10 @@ class EventLog:
     ) -> None:
         """Opens `<folder>/<role>-<site>-<rank>.jsonl` for appending; makes the folder."""
         self._facts = {"run": run, "role": role, "site": site, "rank": rank}
-        self._lock = threading.Lock()
+        # The collector may call `close` in a thread that has it.
+        self._lock = threading.RLock()
+        self._amid_write: int | None = None  # of which thread
+        self._is_closing = False
         self._clock = threading.Lock()
         self._last_us = 0
         self._lines: _Lines | None = None
@@ -165,14 +168,26 @@ class EventLog:
             self._news.wait_for(lambda: not self._waiting, _SETTLE_S)
 
     def close(self) -> None:
-        """Closes the file; later events are dropped."""
+        """Closes the file when what waits is written; later events are dropped.
+
+        Called amid a write of the same thread, as by the collector, it leaves that to the write.
+        """
+        if self._amid_write == threading.get_ident() or self._is_writer():
+            self._is_closing = True
+            return
         self.settle()
+        self._close_lines()
+        with self._news:
+            self._news.notify_all()
+
+    def _is_writer(self) -> bool:
+        return threading.current_thread() is self._writer
+
+    def _close_lines(self) -> None:
         with self._lock:
             lines, self._lines = self._lines, None
             if lines is not None:
                 lines.close()
-        with self._news:
-            self._news.notify_all()
 
     def _tell(self, event: str, values: dict[str, Any]) -> None:
         for listener in self._listeners:
@@ -187,21 +202,30 @@ class EventLog:
 
     def _append(self, record: dict[str, Any]) -> None:
         with self._lock:
-            if self._lines is not None:
-                self._lines.write(record)
+            self._amid_write = threading.get_ident()
+            try:
+                if self._lines is not None:
+                    self._lines.write(record)
+            finally:
+                self._amid_write = None
+        if self._is_closing and not self._is_writer():
+            self.close()
 
     def _write_waiting(self) -> None:
         """Writes what waits, until the file is closed."""
         while True:
             with self._news:
-                self._news.wait_for(lambda: self._waiting or self._lines is None)
+                self._news.wait_for(
+                    lambda: self._waiting or self._lines is None or self._is_closing
+                )
                 if not self._waiting:
-                    return
+                    break
                 record = self._waiting[0]
             self._append(record)
             with self._news:
                 self._waiting.popleft()
                 self._news.notify_all()
+        self._close_lines()
 
 
 class _Lines:
