@@ -122,7 +122,7 @@ def test_a_log_that_is_collected_amid_a_write_closes_behind_it(
     events = log.EventLog(tmp_path, run="job", role="worker", site="a", rank=0)
     closed = threading.Event()
 
-    def written(lines: object, record: dict[str, object]) -> None:
+    def written(lines: log._Lines, record: dict[str, object]) -> None:
         write(lines, record)
         if record["event"] == "first":
             events.close()
