@@ -10,9 +10,11 @@ from tf_hips.errors import (
     ENDED,
     ConfigError,
     PeerError,
+    ended_in_a_step,
     is_final,
     left_the_run,
     reason_of_end,
+    which_rank_ended,
     who_left,
 )
 
@@ -67,3 +69,14 @@ def test_who_has_left_is_read_from_what_says_so(reason: str | None, when: str) -
     # What is quoted is said by nobody that can know it.
     assert who_left(f"`a` is wrong: {left}") is None
     assert who_left(f"{ENDED}Site `a` was lost: {left}") is None
+
+
+@pytest.mark.parametrize(
+    "who", ["Rank 12 ended in `fit` with KeyError: 'x'.", "Rank 12 left its step with 3; rank 4"]
+)
+def test_which_rank_has_ended_is_read_from_what_says_so(who: str) -> None:
+    assert which_rank_ended(who) == which_rank_ended(ended_in_a_step(who)) == 12
+    assert which_rank_ended(ended_in_a_step(None)) is None
+    assert which_rank_ended(f"Rank 3 of this party failed. {who}") == 3
+    # What is quoted is said by nobody that can know it.
+    assert which_rank_ended(f"ValueError: {who}") is None

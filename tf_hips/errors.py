@@ -44,6 +44,11 @@ _SAYS_ENDED = re.compile(
 _SAYS_LEFT = re.compile(
     r"(?:Site `(?P<site>[^`]+)` left the run(?: before it began)?(?:\.|: (?:\w+: )?))+"
 )
+# What a rank says that another one's end has ended: `comm.watchdog`, or whom `_OF_A_RANK` is of.
+_IN_A_STEP = "Another rank of this party ended in the middle of a step"
+_SAYS_RANK = re.compile(
+    rf"(?:{_IN_A_STEP}: r|R)ank (?P<rank>\d+) (?:of this party )?(?:failed\.|ended|left its step)"
+)
 _REASON_CHARACTERS = 1000
 _CONFIG_VARIABLE = "TF_HIPS_CONFIG"  # that of tf_hips.config, which stands above this module
 
@@ -128,6 +133,25 @@ def who_left(text: str) -> str | None:
     """
     said = _SAYS_LEFT.match(reason_of_end(text) or text)
     return said["site"] if said else None
+
+
+def ended_in_a_step(who: str | None) -> str:
+    """How the error of a rank begins whose collectives have failed; `who` did it, if it is known.
+
+    Args:
+        who: a sentence such as "Rank 1 ended in `fit` with SystemExit: 3."
+    """
+    told = f": {who[0].lower()}{who[1:]}" if who else "; its own output says why."
+    return f"{_IN_A_STEP}{told}"
+
+
+def which_rank_ended(text: str) -> int | None:
+    """The rank of the same party whose end has ended another, if the text of an error says so.
+
+    The first one, where it names several.
+    """
+    said = _SAYS_RANK.match(text)
+    return int(said["rank"]) if said else None
 
 
 def _is_of_a_moment(cause: BaseException | None) -> bool:

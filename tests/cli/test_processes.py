@@ -223,6 +223,46 @@ def test_who_left_the_run_is_named_even_when_it_ends_after_those_who_heard_of_it
     assert failure == Failure(named, code, f"exit code {code}")
 
 
+IN_A_STEP = (
+    "tf_hips.errors.PeerError: Another rank of this party ended in the middle of a step: rank 1 "
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (IN_A_STEP + "ended in `fit` with SystemExit: 4.", "west/worker1"),
+        ("tf_hips.errors.PeerError: Rank 1 ended in `fit`, without an error.", "west/worker1"),
+        ("tf_hips.errors.ProtocolError: Rank 1 failed. KeyError: 3", "west/worker1"),
+        # A rank that is elsewhere, and one whose end nobody has seen.
+        (IN_A_STEP.replace("1", "7") + "ended in `fit` with SystemExit: 4.", "west/worker0"),
+        ("tf_hips.errors.PeerError: Rank 1 gives no sign of life", "west/worker0"),
+    ],
+)
+def test_which_rank_ended_is_named_also_where_its_site_has_ended_the_run(
+    tmp_path: Path, words: str, named: str
+) -> None:
+    os.mkfifo(gate := tmp_path / "gate")
+    culprit = f"import sys; open({str(gate)!r}).read(); sys.exit(4)"
+
+    def victim(said: str, code: int) -> str:
+        return f"""
+            import sys
+            gate = open({str(gate)!r}, "w")
+            sys.stderr.write({said!r} + "\\n")
+            sys.exit({code})
+            """
+
+    of_west = ENDED + "Site `west` left the run: PeerError: " + words.partition(": ")[2]
+    with Job(out=io.BytesIO(), err=io.BytesIO(), grace_s=0.1) as job:
+        job.start("west/worker0", python(victim(words, 1)), os.environ)
+        job.start("east/worker0", python(victim(of_west, 78)), os.environ)
+        job.start("west/worker1", python(culprit), os.environ)
+        failure = job.wait()
+    code = {"west/worker1": 4, "west/worker0": 1}[named]
+    assert failure == Failure(named, code, f"exit code {code}")
+
+
 def test_success_of_all_is_success_and_a_service_ends_with_them(tmp_path: Path) -> None:
     mark = tmp_path / "done"
     service = f"""

@@ -18,7 +18,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from tf_hips.errors import NO_RESTART, who_left
+from tf_hips.errors import NO_RESTART, which_rank_ended, who_left
 
 _PR_SET_PDEATHSIG = 1
 _PRCTL = ctypes.CDLL(None).prctl
@@ -59,7 +59,7 @@ class Child:
     """A started process. `code` is None while it runs; times are `time.monotonic()` seconds.
 
     `is_given_up`: it is a follower that has failed for good. `accuses`: the site that has ended the
-    run for it, as it has said itself.
+    run for it, or the role of the worker of its own site, as it has said itself.
     """
 
     role: str
@@ -118,7 +118,10 @@ class Child:
         said = _EXCEPTION.match(line)
         if not said:
             return
-        self.accuses = who_left(said["text"] or "") or self.accuses
+        text = said["text"] or ""
+        rank = which_rank_ended(text)
+        peer = None if rank is None else worker_role(self.site, rank)
+        self.accuses = who_left(text) or peer or self.accuses
         now = time.monotonic()
         # The first of a row of tracebacks ("during handling of the above ...") counts.
         if self.traceback_s is None or now - self.traceback_s > TRACEBACK_WINDOW_S:
@@ -144,6 +147,11 @@ class Child:
             self.send(signal.SIGKILL)
             self.ended_s = time.monotonic()
             self.code = self.process.wait()
+
+
+def worker_role(site: str, rank: int) -> str:
+    """The name of a worker in the output of a job."""
+    return f"{site}/worker{rank}"
 
 
 @dataclasses.dataclass(eq=False)

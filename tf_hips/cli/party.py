@@ -22,7 +22,7 @@ from typing import Any
 
 from tf_hips import config
 from tf_hips.cli import arguments, output, quota, uplinks
-from tf_hips.cli.children import Failure
+from tf_hips.cli.children import Failure, worker_role
 from tf_hips.cli.processes import Job
 
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
@@ -214,11 +214,6 @@ def run(options: argparse.Namespace) -> int:
             config.write_whole(f"{number} {many}\n", options.announce)
         failure = job.wait()
     return report(failure)
-
-
-def worker_role(site: str, rank: int) -> str:
-    """The name of a worker in the output of a job."""
-    return f"{site}/worker{rank}"
 
 
 def start_local_workers(

@@ -201,9 +201,12 @@ class Job:
         if not failed:
             return None
         accused = {child.accuses for child in failed}
+        # A site that has ended the run may have had it from one of its own workers.
+        suspects = [child for child in failed if child.site in accused] or failed
+        suspects = [child for child in suspects if child.role in accused] or suspects
         # At the same instant, a signal is the cause and an exit code the consequence.
         culprit = min(
-            [child for child in failed if child.site in accused] or failed,
+            suspects,
             key=lambda c: (c.is_given_up, c.trouble_s, (c.code or 0) > 0),
         )
         return culprit.failure
@@ -217,13 +220,21 @@ class Job:
         def is_heard() -> bool:
             accused = {child.accuses for child in self._children if child.failed}
             return self._is_told_to_end() or not any(
-                child.is_suspect(first) or child.site in accused for child in self._running()
+                child.is_suspect(first) or {child.site, child.role} & accused
+                for child in self._running()
             )
 
         # Its last words may come behind the news of its end. A process that left its group can hold
         # the pipe open.
         self._turn_until(lambda: first.has_spoken or self._is_told_to_end(), _LAST_WORDS_S)
         self._turn_until(is_heard, TRACEBACK_WINDOW_S)
+        self._turn_until(
+            lambda: (
+                self._is_told_to_end()
+                or all(child.has_spoken for child in self._children if child.failed)
+            ),
+            _LAST_WORDS_S,
+        )
 
     def _wait_for_workers(self, follower_grace_s: float) -> None:
         self._turn_until(

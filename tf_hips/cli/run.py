@@ -20,7 +20,7 @@ from typing import Any
 
 from tf_hips import config
 from tf_hips.cli import arguments, certs, party, party_servers, uneven, votes
-from tf_hips.cli.children import Failure
+from tf_hips.cli.children import Failure, worker_role
 from tf_hips.cli.processes import Job
 
 _SERVER = "server"
@@ -120,7 +120,7 @@ def run(options: argparse.Namespace) -> int:
     uneven.environments(options, options.parties * options.workers)
     with tempfile.TemporaryDirectory(prefix="tf-hips-") as folder, contextlib.ExitStack() as stack:
         first = party_servers.leaf("party0", 0) if options.intra == "ps" else "party0"
-        job = stack.enter_context(Job(progress_role=party.worker_role(first, 0)))
+        job = stack.enter_context(Job(progress_role=worker_role(first, 0)))
         failure = _start(job, stack, options, command, Path(folder)) or job.wait()
     return party.report(failure, _server_options(options))
 

@@ -29,7 +29,7 @@ from tf_hips.comm import verdicts
 from tf_hips.comm.here import Here, Place, marked, words_of_horovod
 from tf_hips.comm.rendezvous import Store, store_of_launcher
 from tf_hips.comm.verdicts import Notice, State, Verdict, View
-from tf_hips.errors import ConfigError, PeerError, ProtocolError, TfHipsError
+from tf_hips.errors import ConfigError, PeerError, ProtocolError, TfHipsError, ended_in_a_step
 
 _SCOPE = "tf_hips_watchdog"
 _VERDICT = "verdict"
@@ -420,12 +420,9 @@ def _loss(words: str) -> Verdict:
     text = _here.wait_text()
     at = f" This rank waited in {text}." if text else ""
     departed, remedy = _watchdog.find_departed() if _watchdog is not None else ("", "")
-    who = f": {departed[0].lower()}{departed[1:]}" if departed else "; its own output says why."
     # Where a rank has said how it ended, Horovod's words are only the noise of that.
     rest = remedy or f"Horovod here: {words}"
-    return Verdict(
-        "peer", f"Another rank of this party ended in the middle of a step{who}{at} {rest}"
-    )
+    return Verdict("peer", f"{ended_in_a_step(departed)}{at} {rest}")
 
 
 def _explain_uncaught() -> None:

@@ -30,6 +30,10 @@ class _Exit(SystemExit):
         return found
 
 
+# Messages name the class of an exception, and its own name says nothing to who reads them.
+_Exit.__name__ = _Exit.__qualname__ = SystemExit.__name__
+
+
 def watch() -> None:
     """From now on `reason` knows of `sys.exit`; once is enough."""
     sys.exit = _exit
