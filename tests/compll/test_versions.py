@@ -9,7 +9,7 @@ import pytest
 import compll
 from compll import passes
 from compll.ir.printer import print_plan
-from tests.compll.differential import KEY, check_cpp, inputs
+from tests.compll.differential import KEY, check_cpp, check_cuda, inputs
 from tests.compll.generated_programs import generate
 from tests.compll.support import encoder, spec
 
@@ -69,11 +69,12 @@ def test_what_a_value_decides_is_gone(kind):
 
 
 @pytest.mark.heavy  # a run of g++ where the cache is empty
-def test_machine_code_of_all_values_equals_the_reference():
+@pytest.mark.parametrize(("check", "kind"), [(check_cpp, "int"), (check_cuda, "uint8")])
+def test_machine_code_of_all_values_equals_the_reference(check, kind):
     """Packets with and without feedback, what they hold, and sums of them."""
-    program = compll.compile_text(LEVELS.replace("KIND", "int"), "levels")
+    program = compll.compile_text(LEVELS.replace("KIND", kind), "levels")
     assert "namespace of_bits_2 {" in compll.generate(program)["levels.codec.cc"]
-    check_cpp(program, values_of=[{"bits": bits} for bits in (1, 2, 3)])
+    check(program, sizes=(0, 1, 2500), values_of=[{"bits": bits} for bits in (1, 2, 3)])
 
 
 @pytest.mark.parametrize(
