@@ -5,6 +5,7 @@ import hashlib
 import weakref
 from collections.abc import Callable
 
+import numpy as np
 import tensorflow as tf
 
 from tf_hips.strategies.replicas import value_of
@@ -86,4 +87,4 @@ def is_ready(variable: tf.Variable) -> bool:
 
 def digest_of(variable: tf.Variable) -> str:
     """Tells the values of a variable from others. Eager."""
-    return hashlib.sha256(value_of(variable).tobytes()).hexdigest()
+    return hashlib.sha256(value_of(variable).reshape(-1).view(np.uint8)).hexdigest()
