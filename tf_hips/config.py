@@ -104,6 +104,7 @@ class Run:
             way; None: the script's, or else the server's.
         intra: how the workers of a party meet, "horovod" or "ps", as they were started; None: the
             script says, or else "horovod".
+        servers_end: whether the servers end with the run, so that nobody can join it anew.
     """
 
     run: str = "local"
@@ -116,6 +117,7 @@ class Run:
     compression: str | None = None
     rule: str | None = None
     intra: str | None = None
+    servers_end: bool = False
 
     def __post_init__(self) -> None:
         """Checks `intra`.

@@ -197,7 +197,8 @@ def test_how_a_model_is_trained_is_said_alike_in_each_process():
     model.compile(keras.optimizers.Adam(rate, name="of_this_process"), loss)
     facts = facts_of(model)
     assert facts["loss"] == "loss"
-    assert facts["`learning_rate` of optimizer"]["config"]["initial_learning_rate"] == 0.1
+    assert facts["`learning_rate` of optimizer"] == "CosineDecay"
+    assert facts["`learning_rate.initial_learning_rate` of optimizer"] == 0.1
     assert "of_this_process" not in str(facts)
     entropy = keras.losses.BinaryCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(0.05), entropy)

@@ -154,6 +154,7 @@ def _start(
         compression=options.compression,
         rule=options.rule,
         intra=options.intra,
+        servers_end=True,
     )
     # A server that nobody joins would wait for ever, and `CompressedRing` never joins one.
     uplinks: list[config.Uplink] | list[None] = [None]

@@ -37,6 +37,7 @@ Starting and ending:
 
     launch        the environment of ranks that all live on this machine
     launchers     those whose processes Horovod does not join
+    claims        a rank is one process, and none of its children
     rendezvous    a client of the store through which ranks find each other
     here          what this process is at, as others may ask
     verdicts      what keeps ranks waiting, judged from what each says

@@ -34,7 +34,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_hips import config, log
-from tf_hips.comm import launchers, schedules, watchdog
+from tf_hips.comm import claims, launchers, schedules, watchdog
 from tf_hips.comm.parts import MOST, check_countable, in_parts
 from tf_hips.errors import ConfigError, ProtocolError
 from tf_hips.ops.flow import opaque
@@ -70,9 +70,11 @@ def init() -> None:
     Raises:
         ProtocolError: it was stopped before.
         ConfigError: `TF_HIPS_STALL_S` is no positive number; or the script has started Horovod
-            itself, with its fusion; or this process is one of several that Horovod does not join.
+            itself, with its fusion; or this process is one of several that Horovod does not join,
+            or was started by one that is a rank.
     """
     global _facts
+    claims.claim(os.environ)
     watchdog.check()
     if _has_stopped:
         # Horovod 0.28.1 dies of a segmentation fault here.

@@ -16,6 +16,7 @@ from tf_hips.strategies.adapted import adapted, check_equal, is_adapted
 from tf_hips.strategies.logs import digests
 from tf_hips.strategies.replicated import difference, frozen, replicated
 from tf_hips.strategies.same_script import Facts, check_same, facts_of, is_facts
+from tf_hips.strategies.settings import check_settings, comparable
 
 if TYPE_CHECKING:
     from tf_hips.strategies.party import PartyStrategy
@@ -116,6 +117,13 @@ class Closing(keras.callbacks.Callback):
             told = "; ".join(f"{who}: epochs {one} to {end}" for who, (one, end) in epochs_by_all)
             raise ValueError(f"All workers must train the same epochs in `fit`. Received: {told}")
         check_equal(compared(2, "what layers have learned"))
+        # Members of a loop may train by optimizers of their own; of one that comes back the server
+        # keeps what the process before it has said.
+        if self._strategy.loan is None and (welcome is None or not welcome.is_back):
+            what = "the optimizers of `fit`"
+            check_settings(
+                agreeing.compared(parties, told_by_all, mine, lambda one: comparable(one[3]), what)
+            )
         self._begin_equal(compared(1, "the weights before `fit`"))
         self._strategy._fitting.untold.check(self.model)
 

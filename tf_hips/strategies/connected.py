@@ -15,6 +15,7 @@ from tf_hips.comm import primitives, watchdog
 from tf_hips.errors import ProtocolError, is_final
 from tf_hips.ps.client.shards import Connection
 from tf_hips.ps.client.welcome import Welcome
+from tf_hips.strategies import places
 from tf_hips.strategies.agreeing import as_texts, doubted, from_texts
 from tf_hips.strategies.grouped import GroupedStrategy
 from tf_hips.strategies.over_parties import ExactReduction
@@ -86,6 +87,7 @@ class ConnectedStrategy(GroupedStrategy):
             client.close()
             return
         client.leave(reason)
+        places.leave(self.config)
         if reason is not None or has_ended:
             return  # others may want to go on from what is kept here
         for action in self._when_left:

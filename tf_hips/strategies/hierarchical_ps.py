@@ -38,7 +38,7 @@ from tf_hips import config as configuration
 from tf_hips import log
 from tf_hips.comm import primitives
 from tf_hips.comm.plan import Plan
-from tf_hips.errors import ConfigError, ProtocolError
+from tf_hips.errors import ConfigError, PeerError, ProtocolError
 from tf_hips.ops import algorithms
 from tf_hips.ops.compressor import (
     Compressor,
@@ -54,7 +54,7 @@ from tf_hips.ps.client.welcome import Welcome
 from tf_hips.ps.rules import UpdateRule
 from tf_hips.ps.rules.way_down import SAME
 from tf_hips.ps.transport.wire import REFUSED_WEIGHT
-from tf_hips.strategies import further, lying
+from tf_hips.strategies import further, lying, places
 from tf_hips.strategies.agreeing import doubted
 from tf_hips.strategies.backups import PartyBackups
 from tf_hips.strategies.chosen import chosen_compression, chosen_intra
@@ -155,7 +155,8 @@ class HierarchicalPS(ConnectedStrategy):
             ValueError: an argument is unknown, or a plan came with what it decides.
             ConfigError: the run's configuration names another compression or rule, there is no
                 server to apply the rule, or the party's server has another `robust_local`.
-            ProtocolError: the server wants something else.
+            ProtocolError: the server wants something else; or this process is in the run already,
+                or was, and its server has ended with it.
             PeerError: the server cannot be reached, or a party did not come in time.
         """
         config = config if config is not None else configuration.current()
@@ -263,6 +264,7 @@ class HierarchicalPS(ConnectedStrategy):
         uplink = self.config.uplink
         if uplink is None:
             raise ProtocolError("A party joins a server only with an uplink in its configuration.")
+        places.check(self.config)
         began = time.monotonic()
         client = connect(
             uplink, self.config.run, primitives.size(), must_be_back=self.config.attempt > 0
@@ -273,10 +275,14 @@ class HierarchicalPS(ConnectedStrategy):
             down = SAME if self._has_same_down else self._down.text
             welcome = client.join(self._up.text, down, self.config.seed, rule, above)
             check_local(self._robust_local, welcome, uplink.server)
-        except BaseException:
+        except BaseException as error:
             client.close()  # gRPC waits for a channel left open when the process ends, for ever
+            was_there = places.told_of(self.config)
+            if was_there and isinstance(error, PeerError):
+                raise PeerError(f"{error}{was_there}") from error
             raise
         self.client = client
+        places.take(self.config, client)
         facts = dataclasses.asdict(welcome)
         self.write_event("joined", seconds=time.monotonic() - began, **facts)
         return facts

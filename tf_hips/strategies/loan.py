@@ -116,6 +116,7 @@ class Loan:
         self._strategy = strategy
         self._owner = weakref.ref(owner)
         self.level = level
+        strategy.beginning.meetings.have_own_optimizers = level == WORKER
         self.is_open = False
         self.closing: Closing | None = None  # of the `fit` that runs, until its callbacks end
         self._apart: str | None = None

@@ -27,6 +27,7 @@ from tf_hips.strategies.computed import Moved, computed_before
 from tf_hips.strategies.kept import check_kept, computed_with_others, suspected
 from tf_hips.strategies.references import References, add, holds, may_be_trained, unique
 from tf_hips.strategies.replicas import FirstSync, check_equal_shapes, synchronise
+from tf_hips.strategies.settings import check_settings, settings_of
 
 
 class Meetings:
@@ -37,6 +38,7 @@ class Meetings:
         next_sync: says what makes equal over parties what came later; None, or what it returns:
             nothing does.
         has_met: whether the parties have met.
+        have_own_optimizers: whether each rank makes steps of its own, as members of a loop do.
         moved: the weights that meetings have made others.
     """
 
@@ -49,6 +51,7 @@ class Meetings:
         self.first_sync: FirstSync | None = None
         self.next_sync: Callable[[], FirstSync | None] | None = None
         self.has_met = False
+        self.have_own_optimizers = False
         self.moved = Moved()
         self._changes = changes
         self._equal: References = {}
@@ -190,6 +193,9 @@ class Meetings:
         # last batch of another size).
         if not chosen and not is_collective:
             return
+        if not self.have_own_optimizers:
+            everyone = primitives.gather_objects(settings_of(optimizers), "settings of optimizers")
+            check_settings([(f"rank {rank}", one) for rank, one in enumerate(everyone)])
         check_equal_shapes(chosen, advice)
         learned = [] if model is None else adapted(model)
         if learned:

@@ -35,7 +35,7 @@ from tf_hips.comm import primitives
 from tf_hips.comm.allreduce import plain
 from tf_hips.comm.compressed import Complain
 from tf_hips.data.seats import Seats
-from tf_hips.errors import NonFiniteError, ProtocolError
+from tf_hips.errors import ConfigError, NonFiniteError, ProtocolError
 from tf_hips.ops import placement
 from tf_hips.ops.compressor import Compressor
 from tf_hips.ps.client.shards import Connection
@@ -104,8 +104,13 @@ class PartyStrategy(ExactSums, WithoutServer, Strategy, Party):
             nonfinite: what to do about NaN and infinities in gradients: "raise", "zero" or
                 "propagate".
             run: what this process is told about its run; None reads `TF_HIPS_CONFIG`.
+
+        Raises:
+            ValueError: `nonfinite` is none of these.
+            ConfigError: Keras does not run on TensorFlow.
         """
         check_nonfinite(nonfinite)
+        _check_backend()
         primitives.init()
         self.config = run if run is not None else configuration.current()
         self._nonfinite = nonfinite
@@ -479,3 +484,13 @@ class PartyStrategy(ExactSums, WithoutServer, Strategy, Party):
                 "that passed none to the strategy; build and compile the model inside "
                 "`strategy.scope()`, and apply gradients with its optimizer."
             )
+
+
+def _check_backend() -> None:
+    backend = keras.config.backend()
+    if backend != "tensorflow":
+        raise ConfigError(
+            "Strategies of tf_hips need Keras on TensorFlow: set KERAS_BACKEND=tensorflow before "
+            "Keras is imported, or `backend` in ~/.keras/keras.json. Received: Keras on "
+            f"`{backend}`"
+        )

@@ -18,6 +18,7 @@ import numpy as np
 from tf_hips.callbacks import optimizers
 from tf_hips.callbacks.changes import changes
 from tf_hips.errors import ProtocolError
+from tf_hips.strategies.settings import configs_of
 
 Facts = dict[str, Any]
 """How a process trains, by what it is: JSON values."""
@@ -25,18 +26,7 @@ Facts = dict[str, Any]
 
 def facts_of(model: keras.Model) -> Facts:
     """How `model` is trained, as it is compiled; to be asked before anything changes a rate."""
-    facts: Facts = {"loss": getattr(model, "loss", None)}
-    parts = optimizers.parts_of(model)
-    for number, optimizer in enumerate(parts):
-        which = "optimizer" if len(parts) == 1 else f"optimizer {number}"
-        facts[which] = type(optimizer).__name__
-        try:
-            settings = optimizer.get_config()
-        except Exception:  # noqa: BLE001 - whatever it raises
-            continue  # a class of the script's own, which cannot tell
-        for key, one in settings.items():
-            if key != "name":  # which Keras counts
-                facts[f"`{key}` of {which}"] = _shown(one)
+    facts = {"loss": getattr(model, "loss", None), **configs_of(optimizers.parts_of(model))}
     read: Facts = json.loads(json.dumps(facts, default=_plain, skipkeys=True))
     return read
 
@@ -69,11 +59,6 @@ def check_same(own: int, facts: Facts, told_by_all: Sequence[Facts | None]) -> N
 def is_facts(told: Any) -> bool:
     """Whether a worker may say so."""
     return isinstance(told, dict)
-
-
-def _shown(value: Any) -> Any:
-    """A rate that went through a float32, as it was written."""
-    return float(f"{value:.7g}") if isinstance(value, float) else value
 
 
 def _plain(value: Any) -> Any:
