@@ -117,6 +117,39 @@ def test_a_party_is_one_peer_whoever_tells_of_it():
     assert peers.names(peers.marks(events)) == ["party4", "worker 1 of party `party4`"]
 
 
+def test_workers_of_two_parties_that_have_one_name_are_two_peers():
+    def told(second, site, name, **values):
+        return {**event(second, name, site, **values), "role": "server"}
+
+    events = [
+        of_server(18, "join", child=0, child_site="west"),
+        *(told(19, "west", "join", child=place, child_site=f"w{place}") for place in range(3)),
+        *(told(19, "east", "join", child=place, child_site=f"w{place}") for place in range(2)),
+        # Both servers count their own rounds.
+        told(21, "west", "row_refused", child=1, child_site="w1", round=3, reason="norm 9e9"),
+        told(22, "east", "row_refused", child=1, child_site="w1", round=3, reason="norm 7e8"),
+        told(23, "west", "outvoted", sites=["w1", "w2"], round=4),
+        of_server(24, "row_refused", child=0, child_site="west", round=5, reason="norm 2e9"),
+    ]
+    lines = {(one.peer, one.kind): one for one in peers.lines(peers.marks(events))}
+    assert {key: (one.times, one.reason) for key, one in lines.items()} == {
+        ("west/w1", "row refused"): (1, "norm 9e9"),
+        ("east/w1", "row refused"): (1, "norm 7e8"),
+        ("west/w1", "outvoted"): (1, ""),
+        ("w2", "outvoted"): (1, ""),  # of one server only
+        ("west", "row refused"): (1, "norm 2e9"),
+    }
+
+
+def test_servers_that_share_a_model_tell_of_one_peer():
+    events = [
+        {**of_server(20, name, child=0, child_site="west", round=3, reason="norm 9e9"), "rank": k}
+        for name in ("join", "row_refused")
+        for k in range(2)
+    ]
+    assert [(one.peer, one.times) for one in peers.lines(peers.marks(events))] == [("west", 1)]
+
+
 def test_no_two_kinds_are_drawn_alike(found):
     marks = tuple(peers.Mark("west", kind, 3, "its group", "") for kind in peers.NAMES)
     drawn = peer_figures.draw([dataclasses.replace(found[0], marks=marks)])

@@ -271,7 +271,10 @@ REFUSED = [
     (["--rule", "detox(r=3) >> median", "--q", "1", "--label-flip", *SIMULATED], "groups share"),
     (["--rule", "detox(r=3) >> median", *FLIP], "groups share"),
     (["--rule", "detox >> median >> fedavg", "-m", "fedavg", *FLIP], "groups share"),
-    (["--err-mode", "rev_grad"], "`err_mode` needs `worker_fail`"),
+    (["--err-mode", "rev_grad"], "--err-mode needs --worker-fail"),
+    (["--lis-simulation", "simulate"], "--lis-simulation needs --worker-fail"),
+    (["--err-mode", "rev_grad", "--lis-simulation", "simulate"], "--lis-simulation needs"),
+    (["--label-flip"], "--label-flip needs --worker-fail"),
     (["--adversarial", "3"], "--adversarial needs --worker-fail"),
     (["--q", "1", "--err-mode", "alie", "--adversarial", "3"], "--adversarial is for rev_grad"),
     (

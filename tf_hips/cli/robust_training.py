@@ -165,6 +165,10 @@ def _attack_of(options: argparse.Namespace) -> str | None:
             f"{' and '.join(named)} exclude each other. Received: " + ", ".join(named.values())
         )
     chosen = next(iter(named.values()), None)
+    if chosen is not None and options.worker_fail is None:
+        raise arguments.UsageError(
+            f"{next(iter(named))} needs --worker-fail, how many lie. Received: none"
+        )
     if chosen is None and not options.worker_fail:
         if adversarial is not None:
             raise arguments.UsageError(

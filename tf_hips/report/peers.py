@@ -6,6 +6,9 @@
 or `number`; the reason by `reason` or `text`. One that tells of several ranks has `rows`, of each
 its `rank` and its `reason`. Several processes may tell of one thing: it counts once. What has no
 round counts once for each thing that was compared (`what`), or else each time.
+
+Children of two servers may have one name. Such a child of the server of a party is called by its
+path from there, `west/a`.
 """
 
 import collections
@@ -17,6 +20,8 @@ from typing import Any
 
 from tf_hips.log import Event
 
+# The role of the server of a party, which writes as the site that it is above.
+_PARTY_SERVER = "server"
 # What a worker calls a party; servers have the bare name.
 _PARTY = re.compile(r"party `([^`]+)`")
 
@@ -104,6 +109,8 @@ class Line:
 
 def marks(events: Iterable[Event]) -> tuple[Mark, ...]:
     """What the events of one run tell of peers, in order of time."""
+    events = list(events)
+    shared = _shared_names(events)
     found: dict[Any, Mark] = {}
     for number, event in enumerate(events):
         kind = KINDS.get(event["event"])
@@ -111,7 +118,9 @@ def marks(events: Iterable[Event]) -> tuple[Mark, ...]:
             continue
         place = _round(event)
         once = event.get("what", number) if place is None else place
-        for peer, reason in _who(event):
+        for name, reason in _who(event):
+            is_path = name in shared and event.get("role") == _PARTY_SERVER
+            peer = f"{event.get('site', '?')}/{name}" if is_path else name
             key = (peer, kind.name, str(once), type(once))
             teller = f"{event.get('role', '?')} {event.get('site', '')}".strip()
             mark = Mark(peer, kind.name, place, f"{kind.by} ({teller})", reason)
@@ -154,6 +163,16 @@ def rounds_text(rounds: Sequence[int]) -> str:
     if not rounds:
         return "-"
     return str(rounds[0]) if len(set(rounds)) == 1 else f"{rounds[0]} to {rounds[-1]}"
+
+
+def _shared_names(events: Iterable[Event]) -> set[str]:
+    """Names that children of several servers have. Servers that share a model are one."""
+    servers: dict[str, set[str]] = collections.defaultdict(set)
+    for event in events:
+        name = event.get("child_site")
+        if isinstance(name, str) and event.get("role") != "worker":
+            servers[name].add(str(event.get("site")))
+    return {name for name, sites in servers.items() if len(sites) > 1}
 
 
 def _who(event: Event) -> list[tuple[str, str]]:
