@@ -136,21 +136,24 @@ IN_A_STEP = (
 def test_which_rank_ended_is_named_also_where_its_site_has_ended_the_run(
     tmp_path: Path, words: str, named: str
 ) -> None:
-    os.mkfifo(gate := tmp_path / "gate")
-    culprit = f"import sys; open({str(gate)!r}).read(); sys.exit(4)"
+    gates = [str(tmp_path / name) for name in ("west", "east")]
+    for gate in gates:
+        os.mkfifo(gate)
+    # It outlives both victims.
+    culprit = f"import sys; [open(gate).read() for gate in {gates}]; sys.exit(4)"
 
-    def victim(said: str, code: int) -> str:
+    def victim(gate: str, said: str, code: int) -> str:
         return f"""
             import sys
-            gate = open({str(gate)!r}, "w")
+            gate = open({gate!r}, "w")
             sys.stderr.write({said!r} + "\\n")
             sys.exit({code})
             """
 
     of_west = ENDED + "Site `west` left the run: PeerError: " + words.partition(": ")[2]
     with Job(out=io.BytesIO(), err=io.BytesIO(), grace_s=0.1) as job:
-        job.start("west/worker0", python(victim(words, 1)), os.environ)
-        job.start("east/worker0", python(victim(of_west, 78)), os.environ)
+        job.start("west/worker0", python(victim(gates[0], words, 1)), os.environ)
+        job.start("east/worker0", python(victim(gates[1], of_west, 78)), os.environ)
         job.start("west/worker1", python(culprit), os.environ)
         failure = job.wait()
     code = {"west/worker1": 4, "west/worker0": 1}[named]
