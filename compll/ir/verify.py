@@ -2,17 +2,16 @@
 """What every program must satisfy, whoever made it; run after check and after every pass.
 
 A violation is a mistake of the compiler, not of the specification: it raises IrError, which no
-caller catches. Checked: every variable is bound once and before its use, operands have the types of
-nodes.py, and after inlining no vector is left that would have to be stored.
+caller catches. Checked: every variable is bound once and before its use, every expression has the
+type of its parts (verify_types.py), and after inlining no vector is left that would have to be
+stored.
 """
 
 from compll.ir import nodes
-from compll.ir.types import BOOL, FLOAT, INT, Array, UInt
+from compll.ir.types import FLOAT, Array
+from compll.ir.verify_types import IrError as IrError
+from compll.ir.verify_types import check_types
 from compll.ir.walk import children
-
-
-class IrError(Exception):
-    """The compiler made an illegal program."""
 
 
 def verify(program: nodes.Program, is_inlined: bool = False) -> None:
@@ -101,6 +100,7 @@ class _Checker:
         if isinstance(expr, nodes.Elementwise):
             self.expr(expr.size)
             self._inside((expr.position,), expr.lets, expr.value)
+            check_types(expr)
             return
         for child in children(expr):
             self.expr(child)
@@ -112,43 +112,6 @@ class _Checker:
                 self._inside((expr.position, *function.params), function.lets, function.result)
             case nodes.Apply():
                 self._inside(expr.function.params, expr.function.lets, expr.function.result)
-            case nodes.Binary():
-                if expr.left.type != expr.right.type or expr.left.type not in (FLOAT, INT, BOOL):
-                    raise IrError(f"`{expr.op}` on {expr.left.type} and {expr.right.type}")
-            case nodes.Select():
-                if (
-                    expr.condition.type != BOOL
-                    or expr.yes.type != expr.type
-                    or expr.no.type != expr.type
-                ):
-                    raise IrError("a Select needs a Bool and two arms of its own type")
-            case nodes.Bitcast():
-                if (expr.type, expr.operand.type) not in ((FLOAT, INT), (UInt(32), FLOAT)):
-                    raise IrError(f"a Bitcast of {expr.operand.type} to {expr.type}")
-            case nodes.KeyPart():
-                if expr.type != INT or expr.name not in ("seed", "step") or not self._has_key:
-                    raise IrError(f"`{expr.name}` is not known here")
-            case nodes.Reduce():
-                if expr.init.type != expr.type or expr.type not in (FLOAT, INT):
-                    raise IrError(f"a reduction of type {expr.type} from {expr.init.type}")
-            case nodes.Filter():
-                if expr.flags.type != Array(BOOL) or expr.source.type != expr.type:
-                    raise IrError("a Filter needs flags of Bool and a source of its own type")
-            case nodes.TopK():
-                if expr.source.type != Array(FLOAT) or expr.type != Array(INT):
-                    raise IrError(f"a TopK of {expr.source.type}")
-            case nodes.BlockReduce():
-                if expr.type != Array(expr.init.type) or expr.init.type not in (FLOAT, INT):
-                    raise IrError(f"a block reduction of type {expr.type} from {expr.init.type}")
-                if expr.block.type != INT or not isinstance(expr.source.type, Array):
-                    raise IrError(f"blocks of {expr.block.type} elements of {expr.source.type}")
-            case nodes.Hadamard():
-                if expr.source.type != Array(FLOAT) or expr.type != Array(FLOAT):
-                    raise IrError(f"a Hadamard of {expr.source.type}")
-                if expr.block.type != INT:
-                    raise IrError(f"a Hadamard of {expr.block.type} elements")
-            case nodes.Scatter():
-                if expr.indices.type != Array(INT) or expr.values.type != Array(FLOAT):
-                    raise IrError(f"a Scatter of {expr.values.type} to {expr.indices.type}")
-            case _:
-                pass
+            case nodes.KeyPart() if not self._has_key:
+                raise IrError(f"`{expr.name}` is not known here")
+        check_types(expr)

@@ -206,5 +206,5 @@ def test_blocks_verify():
             wrong = nodes.Let(let.var, bad, let.span)
             break
     encode = nodes.Encode("XEncode", plan.program.encode.gradient, (wrong,), (), (), let.span)
-    with pytest.raises(IrError, match="blocks of"):
+    with pytest.raises(IrError, match="BlockReduce counts elements by float"):
         verify(nodes.Program("x", "X", (), encode, None), is_inlined=True)

@@ -156,7 +156,7 @@ def test_a_wrong_one_is_no_program():
     [let] = [one for one in program.encode.lets if isinstance(one.value, nodes.Hadamard)]
     for kind, block, message in (
         (Array(INT), let.value.block, "a Hadamard of"),
-        (Array(FLOAT), nodes.Const(FLOAT, let.span, 16.0), "a Hadamard of float elements"),
+        (Array(FLOAT), nodes.Const(FLOAT, let.span, 16.0), "Hadamard counts elements by float"),
     ):
         bad = nodes.Hadamard(kind, let.span, block, let.value.source)
         wrong = nodes.Let(nodes.Var("w", kind, let.span), bad, let.span)
