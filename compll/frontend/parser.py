@@ -85,6 +85,8 @@ _PRECEDENCE = {
     **{"<<": 8, ">>": 8, "+": 9, "-": 9, "*": 10, "/": 10, "%": 10},
 }
 _SUM = 9
+# What binds less than a sum, but for `>`.
+_BESIDE_WIDTHS = ("<", "<=", ">=", "==", "!=", "<<", ">>", "&", "^", "|", "&&", "||", "?")
 
 _Item = TypeVar("_Item")
 
@@ -350,11 +352,22 @@ class _Parser:
         if self._is("<"):
             self._next()
             width = self._nested(lambda: self._binary(_SUM))
+            self._check_width_ends(name.span)
             span = span.to(self._expect(">", "after the width of a type").span)
         is_array = self._is("*")
         if is_array:
             span = span.to(self._next().span)
         return ast.TypeName(span, name.text, width, is_array)
+
+    def _check_width_ends(self, begin: Span) -> None:
+        """Refuses a width that goes on with a comparison, of which `>` would be its end."""
+        ahead = [self._peek(distance) for distance in range(1, 3)]
+        is_more = ahead[0].kind == "number" or ahead[1].text == "?"
+        if self._token.text in _BESIDE_WIDTHS or (self._is(">") and is_more):
+            message = f"a width ends before `{self._token.text}`"
+            note = "help: put a comparison in parentheses, as in `uint<(bits > 8 ? 16 : 8)>`"
+            self._report.add("E101", message, begin.to(self._token.span), note)
+            raise _Recover
 
     # Statements.
 

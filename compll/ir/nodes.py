@@ -214,7 +214,10 @@ class Lambda:
 
 @dataclass(frozen=True, slots=True)
 class Map(Expr):
-    """`function` of every element of `source`; `position` is the element's number, for Random."""
+    """`function` of every element of `source`, which is converted to the type of its parameter.
+
+    `position` is the element's number, for Random.
+    """
 
     position: Var
     function: Lambda

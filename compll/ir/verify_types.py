@@ -162,7 +162,9 @@ def _vector(expr: nodes.Expr) -> str:
         case nodes.Map():
             function = expr.function
             is_right = expr.position.type == INT and len(function.params) == 1
-            is_right = is_right and expr.source.type == Array(function.params[0].type)
+            # An element is converted to what the lambda takes.
+            is_right = is_right and not isinstance(function.params[0].type, Array)
+            is_right = is_right and isinstance(expr.source.type, Array)
             is_right = is_right and expr.type == Array(function.result.type)
             what = f"a Map of {expr.source.type} by a lambda of type {function.result.type}"
         case nodes.Elementwise():

@@ -480,6 +480,19 @@ def test_a_width_is_advised_where_a_cast_to_uint_is_refused():
     check(wrong, "E101", "write `uint<8> x = ...;`", right)
 
 
+@pytest.mark.parametrize(
+    "width", ["b > 8 ? 16 : b", "b > c ? 16 : b", "b >= 8 ? 16 : b", "b ? 8 : 4", "b << 1", "b & 7"]
+)
+def test_a_width_that_compares_is_put_in_parentheses(width):
+    wrong, right = (
+        encoder(f"uint<{one}> x = gradient.size;\nout = concat(x);", ", uint8 b, uint8 c")
+        for one in (width, f"({width})")
+    )
+    check(
+        wrong, "E101", "put a comparison in parentheses, as in `uint<(bits > 8 ? 16 : 8)>`", right
+    )
+
+
 def test_a_state_is_given_no_value():
     body = encoder("kept = gradient;\nout = concat(kept);")
     state = "state Foo {{ float* kept{}; }}\n"

@@ -23,7 +23,7 @@ SEEDS = (0, 1, 2, 3)
 SPAN = Span(0, 1)
 # No expression has it, and of no part is it the right one.
 ODD = Array(Array(BOOL))
-ANY_VECTOR = {"array", "source"}  # of Size, Reduce and BlockReduce
+ANY_VECTOR = {"array", "source"}  # of Size, Reduce, BlockReduce and Map
 NODES = {
     *("Const", "Ref", "Size", "Unary", "Binary", "Select", "Convert", "Bitcast", "Math", "Index"),
     *("KeyPart", "Random", "Range", "Map", "Reduce", "Apply", "Elementwise", "Sample", "Filter"),
@@ -67,7 +67,7 @@ def broken(expr: nodes.Expr) -> Iterator[nodes.Expr]:
     for item in fields(expr):
         part = getattr(expr, item.name)
         is_any = item.name in ANY_VECTOR and isinstance(
-            expr, nodes.Size | nodes.Reduce | nodes.BlockReduce
+            expr, nodes.Size | nodes.Reduce | nodes.BlockReduce | nodes.Map
         )
         if isinstance(part, nodes.Expr):
             yield replace(expr, **{item.name: name(INT if is_any else ODD)})
