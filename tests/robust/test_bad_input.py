@@ -285,6 +285,10 @@ def test_wrong_settings_of_detox_are_refused() -> None:
         with pytest.raises(TypeError, match=rf"`{name}` must be an integer. Received: {name}="):
             Detox(**{"r": 3, "then": robust.median(), name: odd})
     assert Detox(np.int64(3), robust.median()).r == 3
+    for odd, name in (("False", "fixed"), (1, "fixed"), (None, "full")):
+        with pytest.raises(TypeError, match=rf"`{name}` must be True or False. Received: {name}="):
+            Detox(**{"r": 3, "then": robust.median(), name: odd})
+    assert Detox(3, robust.median(), fixed=np.bool_(True)) == Detox(3, robust.median(), fixed=True)
     with pytest.raises(TypeError, match=r"`epsilon` must be a number. Received: epsilon='1'"):
         Detox(3, robust.median(), vote="tolerant", epsilon="1")  # type: ignore[arg-type]
 
