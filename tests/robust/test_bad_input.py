@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bad rows, too few rows, odd groups, ties: what is defined for each, and that nothing is NaN."""
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -288,7 +290,8 @@ def test_wrong_settings_of_detox_are_refused() -> None:
     for odd, name in (("False", "fixed"), (1, "fixed"), (None, "full")):
         with pytest.raises(TypeError, match=rf"`{name}` must be True or False. Received: {name}="):
             Detox(**{"r": 3, "then": robust.median(), name: odd})
-    assert Detox(3, robust.median(), fixed=np.bool_(True)) == Detox(3, robust.median(), fixed=True)
+    numpys: Any = np.bool_(True)
+    assert Detox(3, robust.median(), fixed=numpys) == Detox(3, robust.median(), fixed=True)
     with pytest.raises(TypeError, match=r"`epsilon` must be a number. Received: epsilon='1'"):
         Detox(3, robust.median(), vote="tolerant", epsilon="1")  # type: ignore[arg-type]
 
