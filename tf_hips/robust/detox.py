@@ -212,13 +212,17 @@ class Detox:
         Raises:
             ToleranceError: they are not; says the formula.
         """
+        self.check_groups(workers)
+        votes = -(-workers // self.r)
+        return self.aggregator(workers, votes).check(votes)
+
+    def check_groups(self, workers: int) -> None:
+        """Raises ToleranceError where r must divide the workers, and does not."""
         if self.full and workers % self.r:
             raise ToleranceError(
                 f"a repetition code needs full groups: r={self.r} must divide the workers, or the "
                 f"rest has fewer to outvote. Received: {workers} workers"
             )
-        votes = -(-workers // self.r)
-        return self.aggregator(workers, votes).check(votes)
 
     def run(
         self,
