@@ -355,7 +355,11 @@ def test_what_most_say_of_their_replicas() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"rule": "detox(r=3) >> krum(f=1)"}, r"krum needs n >= 2 f \+ 3 rows. Received: n=3"),
+        (
+            {"rule": "detox(r=3) >> krum(f=1)"},
+            r"krum needs n >= 2 f \+ 3 rows. Received: n=3, f=1 \(n counts votes of groups\)$",
+        ),
+        ({"rule": "detox(r=3, full=True) >> mean"}, r"must divide .*Received: 7 workers$"),
         ({"rule": "detox(r=1) >> median(f=4)"}, r"n >= 2 f \+ 1"),
         (
             {"rule": "detox(r=1, q=17) >> mda", "parties": tuple(map(str, range(40)))},

@@ -289,6 +289,35 @@ def test_who_sends_a_byte_now_and_then_does_not_hold_up_a_quorum(tmp_path: Path)
         one.result(0)
 
 
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_group_waits_for_who_has_said_nothing_when_all_who_agree_are_silent(
+    tmp_path: Path, comes: bool
+) -> None:
+    """Two liars agree with the slowest of their group, and never send: it has the packets, too."""
+    with Served(tmp_path, quorum=True) as one:
+        store, seats = one.store(0), detox.groups(7, 3, SECRET, 0)
+        [*silent, slow], *others = seats
+        for child in range(7):
+            if child != slow:
+                store.vote(0, child, digest_of(part.data for part in packets_of(0, child)))
+        for members in others:
+            deliver(store, 0, members[0])
+        for child in silent:
+            assert store.asks(0, child)
+            store.told(0, child, int)
+            one.clock.advance(ASK_S)
+        group = store._of(0).groups[0]
+        assert group.asked == silent and not group.is_settled
+        if comes:
+            store.vote(0, slow, digest_of(part.data for part in packets_of(0, slow)))
+            deliver(store, 0, slow)
+        else:
+            assert not store.asks(0, slow)
+        store.merge(store.close(0, store.whole(0), ()))
+        assert (group.winner, group.is_dropped) == ((slow, False) if comes else (None, True))
+        one.result(0)
+
+
 def test_a_child_may_not_say_for_ever_that_it_is_another() -> None:
     sites = ("a", "b")
     electing = Electing(sites, Rejections(sites), Choices(sites))

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bad rows, too few rows, odd groups, ties: what is defined for each, and that nothing is NaN."""
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -285,6 +287,11 @@ def test_wrong_settings_of_detox_are_refused() -> None:
         with pytest.raises(TypeError, match=rf"`{name}` must be an integer. Received: {name}="):
             Detox(**{"r": 3, "then": robust.median(), name: odd})
     assert Detox(np.int64(3), robust.median()).r == 3
+    for odd, name in (("False", "fixed"), (1, "fixed"), (None, "full")):
+        with pytest.raises(TypeError, match=rf"`{name}` must be True or False. Received: {name}="):
+            Detox(**{"r": 3, "then": robust.median(), name: odd})
+    numpys: Any = np.bool_(True)
+    assert Detox(3, robust.median(), fixed=numpys) == Detox(3, robust.median(), fixed=True)
     with pytest.raises(TypeError, match=r"`epsilon` must be a number. Received: epsilon='1'"):
         Detox(3, robust.median(), vote="tolerant", epsilon="1")  # type: ignore[arg-type]
 

@@ -131,7 +131,8 @@ class Detox:
             liars are more than half.
 
     Raises:
-        TypeError: `r`, `buckets` or `q` is no integer, `epsilon` no number, or `then` no rule.
+        TypeError: `r`, `buckets` or `q` is no integer, `fixed` or `full` no truth value, `epsilon`
+            no number, or `then` no rule.
         ValueError: a number is out of range, there is no such vote, or `then` takes no f from `q`.
     """
 
@@ -150,6 +151,11 @@ class Detox:
             is_integer = isinstance(number, numbers.Integral) and not isinstance(number, bool)
             if not is_integer and (name, number) != ("q", None):
                 raise TypeError(f"`{name}` must be an integer. Received: {name}={number!r}")
+        for name in ("fixed", "full"):
+            # A word such as "False" would be true here, and false in the text that a server reads.
+            if not isinstance(getattr(self, name), bool | np.bool_):
+                raise call_text.wrong_kind(name, "True or False", getattr(self, name))
+            object.__setattr__(self, name, bool(getattr(self, name)))
         if not isinstance(self.then, Aggregator):
             raise call_text.wrong_kind("then", "a rule such as robust.median()", self.then)
         if self.r < 1:
@@ -206,13 +212,17 @@ class Detox:
         Raises:
             ToleranceError: they are not; says the formula.
         """
+        self.check_groups(workers)
+        votes = -(-workers // self.r)
+        return self.aggregator(workers, votes).check(votes)
+
+    def check_groups(self, workers: int) -> None:
+        """Raises ToleranceError where r must divide the workers, and does not."""
         if self.full and workers % self.r:
             raise ToleranceError(
                 f"a repetition code needs full groups: r={self.r} must divide the workers, or the "
                 f"rest has fewer to outvote. Received: {workers} workers"
             )
-        votes = -(-workers // self.r)
-        return self.aggregator(workers, votes).check(votes)
 
     def run(
         self,

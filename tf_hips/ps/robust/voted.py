@@ -10,7 +10,8 @@ whose members do not agree is dropped, and the rule counts it as a bad row.
 
 Whoever is asked and sends nothing for some seconds, hangs up, or has hung up before it could hear
 that, is asked beside the next of those who agree. Where rounds wait for all children, a group waits
-for one of them; with a quorum it is dropped when all of them are silent or lost.
+for one of them; with a quorum it is dropped when all of them are silent or lost, and nobody else of
+it can agree any more.
 
 A server of a party sends its result up as the mean of as many batches as groups had a vote.
 
@@ -206,11 +207,6 @@ class VotingStore(Store):
             group = ballots.group_of(child)
             self._asked.pass_over((child, number), is_lost=is_lost)
             self._ask(number, ballots, group)
-            asked_in_vain = all(
-                one in ballots.proven or self._asked.is_silent((one, number)) for one in group.asked
-            )
-            if self._gives_up and asked_in_vain:
-                group.drop("none of those who agreed has sent its packets")
             jobs = self._look(number)
         self._merge_quietly(jobs)
 
@@ -419,16 +415,29 @@ class VotingStore(Store):
             elif ballots.is_complete(group) and not group.is_compared:
                 group.is_compared = True
                 self._due.append((number, group))
-            waits = any(
-                child not in ballots.proven and not self._asked.is_silent((child, number))
-                for child in group.asked
-            )
-            if self.is_by_digest and not waits:
+            if self.is_by_digest and not self._awaits(number, ballots, group):
                 self._ask(number, ballots, group)
+                self._give_up(number, ballots, group)
         self.changed.notify_all()
         # While a server is restored, what was decided is in a record, or nobody was told.
         is_due = ballots.is_settled and not self.is_restoring
         return self._decide(number, ballots) if is_due else []
+
+    def _awaits(self, number: int, ballots: Ballots, group: Group) -> bool:
+        """Whether packets may still come of somebody who was asked."""
+        return any(
+            child not in ballots.proven and not self._asked.is_silent((child, number))
+            for child in group.asked
+        )
+
+    def _give_up(self, number: int, ballots: Ballots, group: Group) -> None:
+        """Drops a group of which all who agree were asked in vain, where rounds go on without some.
+
+        Not before all have said something: who is slower may agree, too, and send.
+        """
+        is_open = not group.asked or self._awaits(number, ballots, group)
+        if self._gives_up and not is_open and ballots.is_complete(group):
+            group.drop("none of those who agreed has sent its packets")
 
     def _compare(self) -> list[Job]:
         """Settles groups by what their rows are, all of which are there.

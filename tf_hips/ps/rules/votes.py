@@ -151,13 +151,16 @@ def check(votes: Votes, then: Aggregator, children: int, compression: str | None
         ToleranceError: there are too few groups for the rule, or packets of honest children could
             not agree.
     """
+    chosen, num_groups = votes.with_rule(then), votes.num_groups(children)
+    chosen.check_groups(children)
+    behind = chosen.aggregator(children, num_groups)
     try:
-        votes.with_rule(then).check(children)
+        behind.check(num_groups)
     except ToleranceError as error:
         raise ToleranceError(f"{error} (n counts votes of groups)") from None
     if compression is not None:
         try:
-            check_compressor(votes.with_rule(then), compressors.parse(compression))
+            check_compressor(chosen, compressors.parse(compression))
         except ValueError as error:
             raise ToleranceError(str(error)) from None
 
