@@ -10,6 +10,8 @@ or computed with weights that are about to become others. Every difference is an
 When replicas meet is `beginning`'s.
 """
 
+import hashlib
+import json
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
@@ -193,9 +195,8 @@ class Meetings:
         # last batch of another size).
         if not chosen and not is_collective:
             return
-        if not self.have_own_optimizers:
-            everyone = primitives.gather_objects(settings_of(optimizers), "settings of optimizers")
-            check_settings([(f"rank {rank}", one) for rank, one in enumerate(everyone)])
+        if optimizers and not self.have_own_optimizers:
+            _check_settings(optimizers)
         check_equal_shapes(chosen, advice)
         learned = [] if model is None else adapted(model)
         if learned:
@@ -332,3 +333,12 @@ class Meetings:
             return found
 
         return exchange
+
+
+def _check_settings(optimizers: Sequence[Any]) -> None:
+    """Compares how the ranks' optimizers make steps; all of it travels only where it differs."""
+    own = settings_of(optimizers)
+    digest = hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:16]
+    if len({*primitives.gather_objects(digest, "optimizers")}) > 1:
+        everyone = primitives.gather_objects(own, "settings of optimizers")
+        check_settings([(f"rank {rank}", one) for rank, one in enumerate(everyone)])
