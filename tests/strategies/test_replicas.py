@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rank 0's values on all ranks: whole, of any type, and never all of them at a time."""
+
+import pytest
+
+from tests.support.ranks import ranks
+
+pytestmark = pytest.mark.tf
+
+
+@ranks(2)
+def test_values_travel_without_a_copy_of_all_of_them():
+    import tracemalloc
+
+    import numpy as np
+    import tensorflow as tf
+
+    from tf_hips.comm import primitives
+    from tf_hips.strategies.replicas import synchronise
+
+    primitives.init()
+    mib = 2**20
+    generator = np.random.default_rng(primitives.rank())
+    kinds = [
+        *[(tf.float32, (3, mib // 4))] * 16,  # ends of messages lie within variables
+        *((tf.bfloat16, (5, 3)), (tf.int64, ()), (tf.bool, (7,)), (tf.float64, (0, 2))),
+    ]
+    values = [
+        tf.cast(tf.constant(generator.integers(0, 100, shape, np.int32)), dtype)
+        for dtype, shape in kinds
+    ]
+    variables = [tf.Variable(value) for value in values]
+    own = [variable.numpy() for variable in variables]
+    left = {1, len(kinds) - 2}
+    tracemalloc.start()
+    total = synchronise(variables, left=left)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert total == 48 * mib + 2 * 15 + 8 + 7
+    # A message, what it is made of, and the variable that is being filled.
+    assert peak < 20 * mib, f"{peak / mib:.0f} MiB"
+    first = np.random.default_rng(0)
+    for place, ((dtype, shape), variable) in enumerate(zip(kinds, variables, strict=True)):
+        drawn = first.integers(0, 100, shape, np.int32)
+        expected = own[place] if place in left else tf.cast(drawn, dtype).numpy()
+        np.testing.assert_array_equal(variable.numpy(), expected)
+
+
+@ranks(2)
+def test_what_rank_0_has_from_elsewhere_is_everybodys():
+    import numpy as np
+    import tensorflow as tf
+
+    from tf_hips.comm import primitives
+    from tf_hips.strategies.replicas import synchronise
+
+    primitives.init()
+    variables = [tf.Variable(tf.fill([3], primitives.rank() + 1.0)), tf.Variable([7.0])]
+    asked = []
+
+    def first_sync(values):
+        asked.append([value.tolist() for value in values])
+        # One value for all elements, as of what was sent short.
+        return [np.broadcast_to(np.float32(5), (3,)), np.array([8], np.float32)]
+
+    assert synchronise(variables, first_sync, left={1}) == 16
+    assert asked == ([[[1.0] * 3, [7.0]]] if primitives.rank() == 0 else [])
+    assert [variable.numpy().tolist() for variable in variables] == [[5.0] * 3, [7.0]]
