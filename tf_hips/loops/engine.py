@@ -123,6 +123,7 @@ class Loop(Answers, keras.callbacks.Callback):
         self._model = model
         self._strategy = strategy
         self._loan = Loan(strategy, self, level or (PARTY if strategy.has_server else WORKER))
+        self._bearing = bearing_of(strategy)  # asked by what follows
         quorums.check_rule(strategy.welcome, strategy.rule)
         voted.check(self, strategy)
         voted.check_optimizer(strategy, model, resets=reset_optimizer)
@@ -130,7 +131,6 @@ class Loop(Answers, keras.callbacks.Callback):
         self._weighting = weighting
         self._party_rounds = party_rounds
         self._outer = Outer(rule)
-        self._bearing = bearing_of(strategy)
         self._was_void = False
         self._slots = FirstSlots(model, resets=reset_optimizer)
         self.applied = Applied(model)
