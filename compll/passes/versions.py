@@ -17,7 +17,7 @@ from typing import Any
 from compll.ir import nodes
 from compll.ir.float_ranges import FloatRange, FloatRanges
 from compll.ir.ranges import Range, Ranges
-from compll.ir.types import BOOL, FLOAT, INT, UInt
+from compll.ir.types import BOOL, FLOAT, INT, MAX_PACKED_BITS, UInt
 from compll.ir.walk import changed
 from compll.ir.widths import width_param
 from compll.passes.dead import dead
@@ -42,14 +42,18 @@ def versions(program: nodes.Program) -> Programs | None:
     param = width_param(program, MOST_VERSIONS)
     if param is None:
         return None
-    values = range(int(param.low), int(param.high) + 1)
-    return Programs(param, {value: _version(program, param.var, value) for value in values})
+    found = {}
+    for value in range(int(param.low), int(param.high) + 1):
+        known = _Known(param.var, value)
+        if known.is_possible(program):
+            found[value] = _version(program, known)
+    return Programs(param, found) if found else None
 
 
-def _version(program: nodes.Program, param: nodes.Var, value: int) -> nodes.Program:
+def _version(program: nodes.Program, known: "_Known") -> nodes.Program:
     # Types first: a range is that of a type.
-    known = fold(_Known(param, value).program(program))
-    return dead(fold(_Decided(known.params).program(known)))
+    program = fold(known.program(program))
+    return dead(fold(_Decided(program.params).program(program)))
 
 
 class _Known:
@@ -59,6 +63,14 @@ class _Known:
         self._param = param
         self._value = value
         self._vars: dict[nodes.Var, nodes.Var] = {}
+
+    def is_possible(self, program: nodes.Program) -> bool:
+        """Whether widths and blocks may be what they are then; else calls are refused."""
+        widths = [kind.bits for kind in map(self, program.widths)]
+        blocks = [folded(self(block)) for block in program.blocks]
+        return all(
+            1 <= bits <= MAX_PACKED_BITS for bits in widths if isinstance(bits, int)
+        ) and all(block.value in nodes.BLOCKS for block in blocks if isinstance(block, nodes.Const))
 
     def program(self, program: nodes.Program) -> nodes.Program:
         """Both functions; parameters, and what a call is checked for, stay."""

@@ -8,10 +8,11 @@ import pytest
 
 import compll
 from compll import passes
+from compll.backends.library import CompiledCodec
 from compll.ir.printer import print_plan
 from tests.compll.differential import KEY, check_cpp, check_cuda, inputs
 from tests.compll.generated_programs import generate
-from tests.compll.support import encoder, spec
+from tests.compll.support import encoder, spec, together
 
 # Of tests/compll/generated_programs.py, with codes whose width is the parameter.
 SEEDS = (1, 11, 26)
@@ -85,6 +86,65 @@ def test_which_specifications_have_them(name, param, values):
     """QSGD's width has seven values; fp8's format is no width."""
     assert set(versions_of(spec(name))) == values
     assert any(one.var.name == param for one in spec(name).params)
+
+
+WIDE = """
+param Wide { int bits in [1, 4] = 4; }
+void WideEncode(float* gradient, uint8* out, int bits) {
+    uint<WIDTH> one = gradient.size;
+    uint<WIDTH>* codes = map(gradient, [&](float x) -> uint<WIDTH> { return x * 3; });
+    out = concat(one, codes);
+}
+void WideDecode(uint8* packet, float* gradient, int bits) {
+    uint<WIDTH> one;
+    uint<WIDTH>* codes;
+    extract(packet, one, codes);
+    gradient = map(codes, [&](uint<WIDTH> code) -> float { return code - one; });
+}
+"""
+
+
+BLOCKS = """
+param Wide { int bits in [1, 4] = 4; }
+void WideEncode(float* gradient, uint8* out, int bits) {
+    float* scales = block_reduce(gradient, 8 << bits * 2, 0, max);
+    uint<bits>* codes = map(range(gradient.size), [&](int i) -> uint<bits> {
+        return gradient[i] / scales[i / (8 << bits * 2)];
+    });
+    out = concat(scales, codes);
+}
+void WideDecode(uint8* packet, float* gradient, int bits) {
+    float* scales;
+    uint<bits>* codes;
+    extract(packet, scales, codes);
+    gradient = map(range(gradient.size), [&](int i) -> float {
+        return codes[i] * scales[i / (8 << bits * 2)];
+    });
+}
+"""
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        (WIDE.replace("WIDTH", "bits - 3"), {4}),
+        (WIDE.replace("WIDTH", "bits * 4 + 1"), {1, 2, 3}),
+        (WIDE.replace("WIDTH", "4 * (5 - bits)"), {1, 2, 3, 4}),
+        (BLOCKS, {1, 2, 3}),
+    ],
+)
+def test_values_of_which_comes_what_is_impossible_have_none(text, values):
+    """Calls with these are refused, and a program of no bits would be none."""
+    program = compll.compile_text(text.replace("= 4;", f"= {max(values)};"), "wide")
+    assert set(versions_of(program)) == values
+    library = together([program])
+    for bits in range(1, 5):
+        if bits in values:
+            check_cpp(program, sizes=(1, 1300), values_of=[{"bits": bits}], library=library)
+            continue
+        with pytest.raises(ValueError, match=r"must be from 1 to 16|block"):
+            CompiledCodec(program, library, bits=bits).encode(np.ones(3, np.float32))
 
 
 def test_ranges_leave_what_nan_and_infinities_meet():
