@@ -13,6 +13,7 @@
 #include "tf_hips/cc/runtime/ahead.h"
 #include "tf_hips/cc/runtime/codec.h"
 #include "tf_hips/cc/runtime/flags.h"
+#include "tf_hips/cc/runtime/late.h"
 #include "tf_hips/cc/runtime/scratch.h"
 #include "tf_hips/cc/runtime/target.h"
 #include "tf_hips/cc/runtime/tiles.h"
@@ -85,76 +86,6 @@ TF_HIPS_INLINE bool take_indices(const int64_t* tile, int64_t count, int64_t n, 
   return is_good & (*last < n);
 }
 
-// A vector of n floats that is zero but for a few, past the caches: a line of memory that has one
-// is made in place, and lines between are zeros that nobody reads first. Ends that the vector
-// shares with others are written the ordinary way.
-class LateLines {
- public:
-  TF_HIPS_INLINE LateLines(float* out, int64_t n)
-      : past_(static_cast<int64_t>(reinterpret_cast<uintptr_t>(out) % 64 / sizeof(float))),
-        out_(out),
-        end_(n + past_) {}
-
-  // Whether lines can be written so.
-  static TF_HIPS_INLINE bool can_write([[maybe_unused]] const float* out) {
-#if defined(TF_HIPS_HAS_VECTORS)
-    return reinterpret_cast<uintptr_t>(out) % sizeof(float) == 0;
-#else
-    return false;
-#endif
-  }
-
-  // The next element that is not zero.
-  TF_HIPS_INLINE void put(int64_t index, float value) {
-    const int64_t place = index + past_;
-    if (place / kLine != at_) write_until(place / kLine);
-    line_[place % kLine] = value;
-  }
-
-  TF_HIPS_INLINE void finish() {
-    if (end_ > past_) write_until((end_ + kLine - 1) / kLine);
-  }
-
- private:
-  static constexpr int64_t kLine = 16;
-
-  // Writes the line that is made and all before line `next`, which is begun.
-  TF_HIPS_INLINE void write_until(int64_t next) {
-    write_line(at_, line_);
-    for (int64_t k = 0; k < kLine; ++k) line_[k] = 0.0f;
-    // The last one may be shared.
-    const int64_t whole = next < end_ / kLine ? next : end_ / kLine;
-    int64_t line = at_ + 1;
-#if defined(TF_HIPS_HAS_VECTORS)
-    for (; line < whole; ++line) {
-      float* const to = out_ + (line * kLine - past_);
-      for (int64_t k = 0; k < kLine; k += 4) _mm_stream_ps(to + k, _mm_setzero_ps());
-    }
-#endif
-    for (; line < next; ++line) write_line(line, line_);
-    at_ = next;
-  }
-
-  TF_HIPS_INLINE void write_line(int64_t line, const float* values) {
-    const int64_t begin = line == 0 ? past_ : 0;
-    const int64_t end = end_ - line * kLine < kLine ? end_ - line * kLine : kLine;
-    float* const to = out_ + (line * kLine - past_ + begin);
-#if defined(TF_HIPS_HAS_VECTORS)
-    if (begin == 0 && end == kLine) {
-      for (int64_t k = 0; k < kLine; k += 4) _mm_stream_ps(to + k, _mm_load_ps(values + k));
-      return;
-    }
-#endif
-    for (int64_t k = begin; k < end; ++k) to[k - begin] = values[k];
-  }
-
-  alignas(64) float line_[kLine] = {};
-  const int64_t past_;  // floats of others in the first line
-  float* const out_;
-  const int64_t end_;
-  int64_t at_ = 0;  // the line that is made
-};
-
 // Writes a vector of n floats that is zero but for a few, in the way that a TfHipsDecodeMode asks
 // for. Past the caches, where that can be; otherwise zeros are written first: a range at a time is
 // slower there.
@@ -168,7 +99,7 @@ class Scattered {
   // The next ones; behind the indices lies memory that may be read.
   TF_HIPS_INLINE void put(const uint32_t* indices, const float* values, int64_t count) {
     if (mode_ == TF_HIPS_STREAM) {
-      for (int64_t j = 0; j < count; ++j) late_.put(indices[j], 0.0f + values[j]);
+      late_.put(indices, values, count);
     } else if (mode_ == TF_HIPS_SET) {
       each(indices, count, [&](float* to, int64_t j) { *to = 0.0f + values[j]; });
     } else if (mode_ == TF_HIPS_ADD) {
@@ -192,7 +123,7 @@ class Scattered {
   static TF_HIPS_INLINE int64_t num_fetched() { return kIntoSecondLevel ? 64 : 32; }
 
   static TF_HIPS_INLINE int32_t how(const float* out, int32_t mode) {
-    return mode == TF_HIPS_STREAM && !LateLines::can_write(out) ? TF_HIPS_SET : mode;
+    return mode == TF_HIPS_STREAM && !LateTiles::can_write(out) ? TF_HIPS_SET : mode;
   }
 
   template <typename Change>
@@ -207,7 +138,7 @@ class Scattered {
   float* const out_;
   const int64_t n_;
   const int32_t mode_;
-  LateLines late_;
+  LateTiles late_;
 };
 
 }  // namespace tf_hips
