@@ -85,7 +85,7 @@ stream_wide sum_at sum_below sum_found sum_group sum_of sum_of_team sum_threads 
 summed sweep table_of take take_half take_parts take_rows take_sums take_tile taken task_of
 threadIdx three_stages top top_k_alone top_k_wide trimmed_mean two_stages unit unless unpack8_by
 unpack_groups unpack_many_words unpack_stream unpack_wide unpack_words upwards use used value_of
-wait_for warpSize whole_bits WholeCode with_bits within_groups word_of write_line write_prefix
+wait_for warpSize whole_bits WholeCode with_bits within_groups word_of write write_prefix
 write_staged write_until xor_all
 """
 RESERVED = frozenset((_KEYWORDS + _OWN + _RUNTIME).split())
