@@ -106,7 +106,7 @@ class EventLog:
         self._facts = {"run": run, "role": role, "site": site, "rank": rank}
         # The collector may call `close` in a thread that has it.
         self._lock = threading.RLock()
-        self._amid_write: int | None = None  # of which thread
+        self._own = threading.local()  # `is_amid_write`: what this thread is at
         self._is_closing = False
         self._clock = threading.Lock()
         self._last_us = 0
@@ -172,7 +172,7 @@ class EventLog:
 
         Called amid a write of the same thread, as by the collector, it leaves that to the write.
         """
-        if self._amid_write == threading.get_ident() or self._is_writer():
+        if getattr(self._own, "is_amid_write", False) or self._is_writer():
             self._is_closing = True
             return
         self.settle()
@@ -201,13 +201,13 @@ class EventLog:
             return {"time_us": self._last_us, **self._facts, "event": event, **values}
 
     def _append(self, record: dict[str, Any]) -> None:
-        with self._lock:
-            self._amid_write = threading.get_ident()
-            try:
+        self._own.is_amid_write = True  # before it waits for the lock, which others may need
+        try:
+            with self._lock:
                 if self._lines is not None:
                     self._lines.write(record)
-            finally:
-                self._amid_write = None
+        finally:
+            self._own.is_amid_write = False
         if self._is_closing and not self._is_writer():
             self.close()
 

@@ -15,8 +15,9 @@ _BLOCKS = {("EncodeCall", ""): 12, ("EncodeCall", "_rest"): 10, ("DecodeCall", "
 
 
 def width_of(program: nodes.Program) -> nodes.Param | None:
-    """A parameter that says how wide codes are, if it has few values."""
-    return width_param(program, _MAX_WIDTHS)
+    """A parameter that says how wide codes are, if it has few values; kAnyWidth is none of them."""
+    param = width_param(program, _MAX_WIDTHS)
+    return param if param is not None and param.low >= 1 else None
 
 
 def width_in(program: nodes.Program, width: nodes.Param) -> str:

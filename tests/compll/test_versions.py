@@ -130,17 +130,20 @@ void WideDecode(uint8* packet, float* gradient, int bits) {
     [
         (WIDE.replace("WIDTH", "bits - 3"), {4}),
         (WIDE.replace("WIDTH", "bits * 4 + 1"), {1, 2, 3}),
+        (WIDE.replace("WIDTH", "bits + 1").replace("[1, 4]", "[0, 3]"), {0, 1, 2, 3}),
+        (WIDE.replace("WIDTH", "bits + 2").replace("[1, 4]", "[-1, 2]"), set()),
         (WIDE.replace("WIDTH", "4 * (5 - bits)"), {1, 2, 3, 4}),
         (BLOCKS, {1, 2, 3}),
     ],
 )
 def test_values_of_which_comes_what_is_impossible_have_none(text, values):
     """Calls with these are refused, and a program of no bits would be none."""
-    program = compll.compile_text(text.replace("= 4;", f"= {max(values)};"), "wide")
+    program = compll.compile_text(text.replace("= 4;", f"= {max(values, default=1)};"), "wide")
     assert set(versions_of(program)) == values
     library = together([program])
-    for bits in range(1, 5):
-        if bits in values:
+    [param] = program.params
+    for bits in range(int(param.low), int(param.high) + 1):
+        if bits in values or not values:
             check_cpp(program, sizes=(1, 1300), values_of=[{"bits": bits}], library=library)
             continue
         with pytest.raises(ValueError, match=r"must be from 1 to 16|block"):

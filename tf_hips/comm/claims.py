@@ -40,6 +40,8 @@ def claim(environment: MutableMapping[str, str]) -> None:
     Raises:
         ConfigError: a process that is there has taken it, and this one was started by that.
     """
+    if environment.get("HOROVOD_SIZE") == "1" and CONFIG_VARIABLE not in environment:
+        return  # it meets nobody, and neither do its children
     place = _place(environment)
     start = _start_of(os.getpid())
     if place is None or start is None:

@@ -19,10 +19,13 @@ namespace tf_hips {
 // tile costs a store for each of its lines, and none of them depends on where elements are.
 class LateTiles {
  public:
-  TF_HIPS_INLINE LateTiles(float* out, int64_t n)
+  // `is_used`: else nothing may be put, and there are no zeros.
+  TF_HIPS_INLINE LateTiles(float* out, int64_t n, bool is_used)
       : past_(static_cast<int64_t>(reinterpret_cast<uintptr_t>(out) % 64 / sizeof(float))),
         out_(out),
-        end_(n + past_) {}
+        end_(n + past_) {
+    if (is_used) std::memset(tile_, 0, sizeof tile_);
+  }
 
   // Whether lines can be written so.
   static TF_HIPS_INLINE bool can_write([[maybe_unused]] const float* out) {
@@ -63,7 +66,7 @@ class LateTiles {
     stream_tile(tile_ + first, last - first, out_ + (begin_ + first - past_));
   }
 
-  alignas(64) float tile_[kTile] = {};
+  alignas(64) float tile_[kTile];
   uint16_t touched_[kTile];
   int64_t num_touched_ = 0;
   const int64_t past_;  // floats of others in the first line

@@ -92,7 +92,7 @@ TF_HIPS_INLINE bool take_indices(const int64_t* tile, int64_t count, int64_t n, 
 class Scattered {
  public:
   TF_HIPS_INLINE Scattered(float* out, int64_t n, int32_t mode)
-      : out_(out), n_(n), mode_(how(out, mode)), late_(out, n) {
+      : out_(out), n_(n), mode_(how(out, mode)), late_(out, n, mode_ == TF_HIPS_STREAM) {
     if (mode_ == TF_HIPS_SET && n > 0) std::memset(out, 0, static_cast<size_t>(n) * 4);
   }
 
