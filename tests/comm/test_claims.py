@@ -56,14 +56,17 @@ def test_who_was_started_by_a_rank_is_refused_while_that_is_there() -> None:
         claims.claim(started_by(rank.pid, start))  # it has ended, and nobody has asked how
 
 
-def test_children_of_a_job_of_one_are_jobs_of_their_own() -> None:
-    """Unless a launcher of ours has told the process of a run, which may have a server."""
+def test_children_of_a_job_of_one_are_jobs_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless they are forks, or a launcher of ours has told of a run, which may have a server."""
     with another() as rank:
         alone = {**started_by(rank.pid, claims._start_of(rank.pid)), "HOROVOD_SIZE": "1"}
         claims.claim(dict(alone))
         for more in ({claims.CONFIG_VARIABLE: "/x.json"}, {"HOROVOD_SIZE": "2"}):
             with pytest.raises(ConfigError, match="A rank must be one process"):
                 claims.claim({**alone, **more})
+        monkeypatch.setattr(claims, "_holder", rank.pid)
+        with pytest.raises(ConfigError, match="A rank must be one process"):
+            claims.claim(alone)
 
 
 def test_a_process_takes_its_place_again() -> None:

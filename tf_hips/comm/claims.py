@@ -29,6 +29,7 @@ _CLAIM = re.compile(r"process (?P<pid>\d{1,10}), started at (?P<start>\d+), is (
 # Fields of /proc/PID/stat behind the name: the state, and when the process was started.
 _STATE, _START = 0, 19
 _ENDED = ("Z", "X")
+_holder: int | None = None  # the process that has taken a place; a fork has the number of another
 
 
 def claim(environment: MutableMapping[str, str]) -> None:
@@ -40,8 +41,9 @@ def claim(environment: MutableMapping[str, str]) -> None:
     Raises:
         ConfigError: a process that is there has taken it, and this one was started by that.
     """
-    if environment.get("HOROVOD_SIZE") == "1" and CONFIG_VARIABLE not in environment:
-        return  # it meets nobody, and neither do its children
+    global _holder
+    # It meets nobody, and neither do its children; but for forks, in which Horovod seems to run.
+    is_alone = environment.get("HOROVOD_SIZE") == "1" and CONFIG_VARIABLE not in environment
     place = _place(environment)
     start = _start_of(os.getpid())
     if place is None or start is None:
@@ -49,7 +51,8 @@ def claim(environment: MutableMapping[str, str]) -> None:
     found = _CLAIM.fullmatch(environment.get(CLAIM_VARIABLE, ""))
     if found is not None and found["place"] == place:
         holder = int(found["pid"])
-        if holder != os.getpid() and _start_of(holder) == found["start"]:
+        is_let_in = holder == os.getpid() or (is_alone and holder != _holder)
+        if not is_let_in and _start_of(holder) == found["start"]:
             raise ConfigError(
                 "A rank must be one process: make the strategy in that which the launcher has "
                 'started, behind `if __name__ == "__main__":` where children import the script '
@@ -57,6 +60,7 @@ def claim(environment: MutableMapping[str, str]) -> None:
                 f"{CONFIG_VARIABLE}. Received: a strategy in process {os.getpid()}, which has the "
                 f"environment of process {holder}, rank {environment['HOROVOD_RANK']}"
             )
+    _holder = os.getpid()
     environment[CLAIM_VARIABLE] = f"process {os.getpid()}, started at {start}, is {place}"
 
 
