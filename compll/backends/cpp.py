@@ -3,8 +3,8 @@
 
     read_params     values of the parameters, checked
     make_layout     where each field of a body begins, from parameters and n alone
-    encode_fields   and other hot functions (hot.py); those of a plan with versions are each of
-                    them, and a choice
+    encode_fields   and other hot functions (hot.py); where a plan is specialised, those of each
+                    value of its parameter, and a choice
     encode, decode  what callers see: arguments and lengths checked, denormal mode set
     encode_feedback, merge
 
@@ -70,26 +70,26 @@ def emit(plan: nodes.Plan) -> str:
     lines.add(f"namespace tf_hips::codec_{program.name} {{", "namespace {", "")
     emit_params(program, lines)
     emit_layout(plan, lines)
-    versions = _versions(plan)
-    emitted = [plan] if versions is None else versions.plans.values()
+    special = _specialised(plan)
+    emitted = [plan] if special is None else special.plans.values()
     rows = has_merge(plan) and all(map(adds_rows, emitted))
     if rows:
         lines.add(f"constexpr int32_t kRows = {ROWS};", "")
-    if versions is None:
+    if special is None:
         hot.emit(plan, lines, rows=rows)
     else:
-        _emit_versions(plan, versions, lines, rows=rows)
+        _emit_specialised(plan, special, lines, rows=rows)
     entries.emit(plan, lines, rows=rows)
     return lines.text()
 
 
-def _versions(plan: nodes.Plan) -> nodes.Versions | None:
+def _specialised(plan: nodes.Plan) -> nodes.Specialised | None:
     """Plans of which callers know the same as of the whole one; None: there are none."""
-    if plan.versions is None:
+    if plan.specialised is None:
         return None
-    plans = {value: with_beside(version) for value, version in plan.versions.plans.items()}
+    plans = {value: with_beside(known) for value, known in plan.specialised.plans.items()}
     is_same = all(_known(each) == _known(plan) for each in plans.values())
-    return nodes.Versions(plan.versions.param, plans) if is_same else None
+    return nodes.Specialised(plan.specialised.param, plans) if is_same else None
 
 
 def _known(plan: nodes.Plan) -> tuple[object, ...]:
@@ -97,16 +97,18 @@ def _known(plan: nodes.Plan) -> tuple[object, ...]:
     return hot.heads(plan, rows=False), has_merge(plan), has_ranges(plan)
 
 
-def _emit_versions(plan: nodes.Plan, versions: nodes.Versions, lines: Lines, *, rows: bool) -> None:
-    """The hot functions of each version, and for each of them one that calls the right one."""
-    field = param_names(plan.program)[versions.param.var]
-    spaces = {value: f"of_{versions.param.var.name}_{value}" for value in versions.plans}
-    for value, version in versions.plans.items():
+def _emit_specialised(
+    plan: nodes.Plan, special: nodes.Specialised, lines: Lines, *, rows: bool
+) -> None:
+    """The hot functions of each value, and for each of them one that calls the right one."""
+    field = param_names(plan.program)[special.param.var]
+    spaces = {value: f"of_{special.param.var.name}_{value}" for value in special.plans}
+    for value, known in special.plans.items():
         lines.add(f"namespace {spaces[value]} {{", "")
-        hot.emit(version, lines, rows=rows)
+        hot.emit(known, lines, rows=rows)
         lines.add(f"}}  // namespace {spaces[value]}", "")
     last = max(spaces)
-    # Where the namespace of Params had them, calls within a version would be ambiguous.
+    # Where the namespace of Params had them, calls within one of these would be ambiguous.
     lines.add("namespace chosen {", "")
     for head in hot.heads(plan, rows=rows):
         head.open(lines, prefix="[[maybe_unused]]")

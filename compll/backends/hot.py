@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from compll.backends.block_loops import BlockLoops
 from compll.backends.blocks import decode_groups, encode_groups, is_shared
+from compll.backends.blocks import roots as roots_of
 from compll.backends.c_common import Lines, Names
 from compll.backends.feedback import (
     Fusion,
@@ -162,17 +163,7 @@ class _Function:
 
 def _roots(steps: tuple[nodes.Step, ...]) -> list[nodes.Expr]:
     """The expressions that the steps of a function compute."""
-    roots: list[nodes.Expr] = []
-    for step in steps:
-        if isinstance(step, nodes.Let | nodes.Store):
-            roots.append(step.value)
-        else:
-            roots += [
-                step.size,
-                *(reduce for _, reduce in step.reduces),
-                *(write.value for write in step.writes),
-            ]
-    return roots
+    return [root for step in steps for root in roots_of(step)]
 
 
 def _result(can_fail: bool) -> str:

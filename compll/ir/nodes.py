@@ -488,12 +488,12 @@ class Plan:
     encode: tuple["Step", ...]
     decode: tuple["Step", ...]
     body: tuple[BodyField, ...] = ()
-    versions: "Versions | None" = None
+    specialised: "Specialised | None" = None
 
 
 @dataclass(frozen=True, slots=True)
-class Versions:
-    """Plans of a program by value of a parameter, which these do not read; they have no versions.
+class Specialised:
+    """Plans of a program by value of a parameter, which these do not read.
 
     Each computes what the program does with that value, and its packets are the same.
     """

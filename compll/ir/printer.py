@@ -74,11 +74,11 @@ def print_plan(plan: nodes.Plan) -> str:
     for number, item in enumerate(plan.body):
         size = "" if item.size is None else f"[{print_expr(item.size)}]"
         lines.append(f"  field {number}: {item.name}: {item.element}{size}")
-    if plan.versions is not None:
-        param = plan.versions.param.var.name
-        for number, version in plan.versions.plans.items():
+    if plan.specialised is not None:
+        param = plan.specialised.param.var.name
+        for number, known in plan.specialised.plans.items():
             lines.append(f"where {param} is {number}")
-            lines += [f"  {line}" for line in print_plan(version).splitlines()]
+            lines += [f"  {line}" for line in print_plan(known).splitlines()]
     return "\n".join(lines) + "\n"
 
 

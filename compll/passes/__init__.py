@@ -7,7 +7,7 @@ blocks   reads of a value per block of elements, as such
 dead     values that nobody reads
 fuse     reductions and writes that can share a read of the data, in one sweep
 pack     the body: fields, widths, element counts
-versions the same once more for each value of a parameter that is the width of codes, if it has few
+specialise  the same for each value of a parameter that codes' width depends on, if it has few
 
 Each pass is one function, and the verifier looks at what it made before the next one starts.
 """
@@ -25,9 +25,9 @@ from compll.passes.fold import fold
 from compll.passes.fuse import fuse
 from compll.passes.inline import inline
 from compll.passes.pack import pack
-from compll.passes.versions import versions
+from compll.passes.specialise import specialise
 
-NAMES = ("inline", "fold", "blocks", "dead", "fuse", "pack", "versions")
+NAMES = ("inline", "fold", "blocks", "dead", "fuse", "pack", "specialise")
 """The passes in the order in which they run."""
 
 
@@ -45,21 +45,21 @@ def stages(program: nodes.Program) -> Iterator[tuple[str, nodes.Program | nodes.
     plan = pack(plan)
     verify_plan(plan, is_packed=True)
     yield "pack", plan
-    plan = replace(plan, versions=_versions(program, carried))
-    yield "versions", plan
+    plan = replace(plan, specialised=_specialised(program, carried))
+    yield "specialise", plan
 
 
-def _versions(program: nodes.Program, carried: int) -> nodes.Versions | None:
+def _specialised(program: nodes.Program, carried: int) -> nodes.Specialised | None:
     """Plans of a program for each value of a parameter."""
-    found = versions(program)
+    found = specialise(program)
     if found is None:
         return None
     plans = {}
-    for value, version in found.programs.items():
-        verify(version, is_inlined=True)
-        plans[value] = pack(fuse(version, carried))
+    for value, known in found.programs.items():
+        verify(known, is_inlined=True)
+        plans[value] = pack(fuse(known, carried))
         verify_plan(plans[value], is_packed=True)
-    return nodes.Versions(found.param, plans)
+    return nodes.Specialised(found.param, plans)
 
 
 def optimise(program: nodes.Program) -> nodes.Plan:

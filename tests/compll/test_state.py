@@ -219,7 +219,7 @@ def test_passes_keep_the_states_and_write_them_in_the_loop_of_the_codes(program)
     assert written == [{2}, {1, 3}]
     for name, made in passes.stages(program):
         shown = print_plan(made) if isinstance(made, nodes.Plan) else print_program(made)
-        assert ("update residual" in shown) == (name not in ("fuse", "pack", "versions"))
+        assert ("update residual" in shown) == (name not in ("fuse", "pack", "specialise"))
 
 
 def test_ir(program, golden):

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tf_hips import log
 from tf_hips.callbacks.optimizers import optimizers_of
+from tf_hips.ps.terms.weights import bytes_of
 
 # Optimizers of which was said that they are not saved.
 _told: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -105,10 +105,7 @@ def raw(variable: Any) -> tf.Variable:
 def digests(chosen: Sequence[Entry]) -> list[str]:
     """A digest of the value of each variable."""
     return [
-        hashlib.blake2b(
-            np.ascontiguousarray(entry.variable.numpy()).reshape(-1).view(np.uint8),
-            digest_size=16,
-        ).hexdigest()
+        hashlib.blake2b(bytes_of(entry.variable.numpy()), digest_size=16).hexdigest()
         for entry in chosen
     ]
 

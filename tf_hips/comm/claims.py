@@ -7,7 +7,8 @@ train on as if it were the rank; at a server its party would be there twice. So 
 a place leaves a mark in its environment, and one that finds another process's mark is refused.
 
 It is none of a rank's children: who replaces it (`exec`), what a launcher starts in it, which has a
-place of its own, and who comes when the rank has ended.
+place of its own, and who comes when the rank has ended. Nor do children of the one rank of a job
+without a run of ours miss anybody: they may train.
 """
 
 import os

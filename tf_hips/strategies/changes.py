@@ -5,9 +5,9 @@ import hashlib
 import weakref
 from collections.abc import Callable
 
-import numpy as np
 import tensorflow as tf
 
+from tf_hips.ps.terms.weights import bytes_of
 from tf_hips.strategies.replicas import value_of
 
 
@@ -88,4 +88,4 @@ def is_ready(variable: tf.Variable) -> bool:
 def digest_of(variable: tf.Variable) -> str:
     """Tells the values of a variable from others. Eager."""
     # As bytes without a copy of them: hashing knows no types but Python's own.
-    return hashlib.sha256(value_of(variable).reshape(-1).view(np.uint8)).hexdigest()
+    return hashlib.sha256(bytes_of(value_of(variable))).hexdigest()

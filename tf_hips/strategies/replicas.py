@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tf_hips.comm import primitives, watchdog
 from tf_hips.errors import ProtocolError
-from tf_hips.ps.terms.weights import Refill, cut_weights
+from tf_hips.ps.terms.weights import Refill, bytes_of, cut_weights
 
 # What is spread at a time: so little that on a slow link no rank waits long for the one that passes
 # it on, and so much that on a fast one it takes no longer than a large block.
@@ -41,7 +41,7 @@ def fingerprint(model: Any) -> str:
     """
     digest = hashlib.sha256()
     for weight in model.weights:
-        digest.update(np.ascontiguousarray(weight.numpy()).reshape(-1).view(np.uint8))
+        digest.update(bytes_of(weight.numpy()))
     text = digest.hexdigest()
     write_event = getattr(model.distribute_strategy, "write_event", None)
     if write_event is not None:

@@ -244,7 +244,7 @@ def cut_weights(
     pieces: list[npt.NDArray[np.uint8]] = []
     room = most_bytes
     for array in arrays:
-        left = _bytes_of(array)[start:]
+        left = bytes_of(array)[start:]
         start = max(0, start - array.nbytes)
         while left.size:
             piece, left = left[:room], left[room:]
@@ -311,12 +311,12 @@ class Refill:
                 return
             dtype, shape = kind
             self._array = np.empty(tuple(shape), dtype)
-            self._left = _bytes_of(self._array)
+            self._left = bytes_of(self._array)
 
 
 def equal_bytes(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
     """Whether arrays of one type and shape hold the same bytes; unlike numbers, NaNs may be."""
-    first, second = _bytes_of(one), _bytes_of(other)
+    first, second = bytes_of(one), bytes_of(other)
     places = range(0, first.size, MESSAGE_BYTES)
     return all(
         np.array_equal(first[at : at + MESSAGE_BYTES], second[at : at + MESSAGE_BYTES])
@@ -324,6 +324,7 @@ def equal_bytes(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
     )
 
 
-def _bytes_of(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+def bytes_of(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """The bytes of an array, without a copy where it is contiguous."""
     # One value for all elements has no bytes of its own for each.
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

@@ -7,8 +7,8 @@
 
 What tables of levels cost is a choice for each level that some value of the parameter has; where
 the value is known, no more are left than that value has. A comparison goes where ranges decide it
-(ir/ranges.py). A version computes the same bits as its program does with that value, and its
-packets are the same, so its plan carries the same hash.
+(ir/ranges.py). What is specialised computes the same bits as its program does with that value, and
+its packets are the same, so its plan carries the same hash.
 """
 
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -24,8 +24,8 @@ from compll.passes.dead import dead
 from compll.passes.fold import fold, folded
 from compll.source import Span
 
-MOST_VERSIONS = 4
-"""A parameter that has more values has none: what is compiled grows by as many times."""
+MOST_VALUES = 4
+"""For a parameter that has more nothing is specialised: what is compiled grows by as many times."""
 _OPPOSITES = {"<": ">=", "<=": ">", ">": "<=", ">=": "<"}
 
 
@@ -37,20 +37,20 @@ class Programs:
     programs: dict[int, nodes.Program]
 
 
-def versions(program: nodes.Program) -> Programs | None:
-    """The versions of a program without values that nobody reads; None: it is to have none."""
-    param = width_param(program, MOST_VERSIONS)
+def specialise(program: nodes.Program) -> Programs | None:
+    """Specialises a program without values that nobody reads; None: there is no such parameter."""
+    param = width_param(program, MOST_VALUES)
     if param is None:
         return None
     found = {}
     for value in range(int(param.low), int(param.high) + 1):
         known = _Known(param.var, value)
         if known.is_possible(program):
-            found[value] = _version(program, known)
+            found[value] = _specialised(program, known)
     return Programs(param, found) if found else None
 
 
-def _version(program: nodes.Program, known: "_Known") -> nodes.Program:
+def _specialised(program: nodes.Program, known: "_Known") -> nodes.Program:
     # Types first: a range is that of a type.
     program = fold(known.program(program))
     return dead(fold(_Decided(program.params).program(program)))
@@ -96,7 +96,7 @@ class _Known:
                 return item
 
     def _var(self, var: nodes.Var) -> nodes.Var:
-        """The variable of a version: another one where its type is."""
+        """The variable of the same, another one where its type is."""
         if var not in self._vars:
             kind = self(var.type)
             self._vars[var] = var if kind == var.type else replace(var, type=kind)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs for each value of a width (compll/passes/versions.py) compute what the program does."""
+"""A program specialised by a width (compll/passes/specialise.py) computes what it did."""
 
 import random
 
@@ -46,8 +46,8 @@ void LevelsDecode(uint8* packet, float* gradient, KIND bits) {
 """
 
 
-def versions_of(program: compll.Program) -> dict[int, compll.Program]:
-    found = passes.versions(dict(passes.stages(program))["dead"])
+def specialised(program: compll.Program) -> dict[int, compll.Program]:
+    found = passes.specialise(dict(passes.stages(program))["dead"])
     return {} if found is None else found.programs
 
 
@@ -84,7 +84,7 @@ def test_machine_code_of_all_values_equals_the_reference(check, kind):
 )
 def test_which_specifications_have_them(name, param, values):
     """QSGD's width has seven values; fp8's format is no width."""
-    assert set(versions_of(spec(name))) == values
+    assert set(specialised(spec(name))) == values
     assert any(one.var.name == param for one in spec(name).params)
 
 
@@ -139,7 +139,7 @@ void WideDecode(uint8* packet, float* gradient, int bits) {
 def test_values_of_which_comes_what_is_impossible_have_none(text, values):
     """Calls with these are refused, and a program of no bits would be none."""
     program = compll.compile_text(text.replace("= 4;", f"= {max(values, default=1)};"), "wide")
-    assert set(versions_of(program)) == values
+    assert set(specialised(program)) == values
     library = together([program])
     [param] = program.params
     for bits in range(int(param.low), int(param.high) + 1):
@@ -166,15 +166,15 @@ def test_ranges_leave_what_nan_and_infinities_meet():
         "foo",
     )
     x = np.array([np.nan, np.inf, -np.inf, 0.5, -1, 1], np.float32)
-    version = versions_of(program)[1]
-    body = compll.Reference(version, bits=1).encode(x)[16:]
+    one = specialised(program)[1]
+    body = compll.Reference(one, bits=1).encode(x)[16:]
     bits = np.unpackbits(body.reshape(4, 1), axis=1, bitorder="little")[:, :6].tolist()
     assert bits == [[0] * 6, [0, 1, 1, 1, 1, 1], [0, 1, 1, 1, 1, 1], [0] * 6]
     # Two of the four are decided: no number is above the largest, and none below the least.
     assert plan_of(program).split("where bits is ")[1].count("inff") == 2
 
 
-def test_a_version_that_callers_would_have_to_know_is_not_used():
+def test_values_that_callers_would_have_to_know_of_have_no_code_of_their_own():
     """Ranges of one bit's codes could be decoded alone; of two bits all are summed before."""
     text = """
     param Summed { int bits in [1, 2] = 1; }
@@ -192,7 +192,7 @@ def test_a_version_that_callers_would_have_to_know_is_not_used():
     }
     """
     program = compll.compile_text(text, "summed")
-    assert set(versions_of(program)) == {1, 2}
+    assert set(specialised(program)) == {1, 2}
     assert "of_bits_1" not in compll.generate(program)["summed.codec.cc"]
 
 
@@ -201,10 +201,10 @@ def test_made_programs_compute_the_same(seed):
     text = generate(random.Random(seed)).text
     text = text.replace("uint8 width in [1, 16] = 5", "uint8 width in [3, 6] = 5")
     program = compll.compile_text(text, "made")
-    versions = versions_of(program)
-    assert set(versions) == {3, 4, 5, 6}
-    for width, version in versions.items():
-        whole, known = (compll.Reference(each, width=width) for each in (program, version))
+    programs = specialised(program)
+    assert set(programs) == {3, 4, 5, 6}
+    for width, one in programs.items():
+        whole, known = (compll.Reference(each, width=width) for each in (program, one))
         for x in inputs(41).values():
             rows = [np.full((len(whole.state_names), x.size), 0.5, np.float32) for _ in range(2)]
             given = [None if not row.size else row for row in rows]
