@@ -216,8 +216,8 @@ def _go_on(folder):
         meta.with_suffix(".away").rename(meta)
     # Nor is a mixture taken up, of which each file is whole: here rank 1's of the backup before.
     newest = meta.parent
-    kept = {path: path.read_bytes() for path in newest.glob("rank-1.*")}
     if rank == 1:
+        kept = {path: path.read_bytes() for path in newest.glob("rank-1.*")}
         for path in (folder / "onebit" / "00000001-epoch-0-step-4").glob("rank-1.*"):
             shutil.copy(path, newest)
     model = make(ring("onebit"))
