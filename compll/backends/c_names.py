@@ -19,22 +19,21 @@ linux unix
 # What generated functions use themselves, and what they call.
 _OWN = """
 add_all add_tile begin bodies check_body encode_feedback encode_fields encode_tiles end exact
-feedback_fields gradient decode_fields how is_first merge merge_ranges merge_rows mode new_residual
-put_tile reserve residual rows kRows state stream_end stream_tile sum to abs add all_finite base
-bits_float body buffer bytes canonical_bits capacity code_at codec_hash codes count decode
-decode_rows encode exp2_exact finish first first_block float_at float_bits float_key float_to_code
-float_to_int for_blocks for_tiles is_finite num_blocks sum_codes float_to_uint32 in in_place_fields
-int_abs int_add int_div int_mul int_neg int_rem int_shl int_shr int_sub is_block j k is_in_place
-keep_range keep_state keep_values key key_float layout load_code load_float load_floats log2_exact
-main max_body_bytes maximum minimum n noise noise_at noise_tile old out pack_codes packed_bytes
-params power_of_two random_float random_int read_params reduce_blocks reduce_int_blocks reduce_tile
-round_half_away run scratch sign_of sort_values spread_blocks status std store_code held store_float
-store_floats sum_tile take_indices tf_hips unpack_codes value value_at values wide_noise_at
-for_steps for_ranges_back hidden at late value_or prefetch_again prefetch_blocks prefetch_page
-prefetch_sums prefetch_tile wide_noise_tile wide_random_int packed_bits
-find_second_level is_zen4 num_fetched prefetch_line
-mirror_tile with_packed_width random_int32 bounded_max bounded_min whole_part
-random_unit
+feedback_fields gradient decode_fields how is_first is_part merge merge_ranges merge_rows mode
+new_residual put_tile reserve residual rows kRows state stream_end stream_tile sum to abs add
+all_finite base bits_float body buffer bytes canonical_bits capacity code_at codec_hash codes count
+decode decode_rows encode exp2_exact finish first first_block float_at float_bits float_key
+float_to_code float_to_int for_blocks for_tiles is_finite num_blocks sum_codes float_to_uint32 in
+in_place_fields int_abs int_add int_div int_mul int_neg int_rem int_shl int_shr int_sub is_block j k
+is_in_place keep_range keep_state keep_values key key_float layout load_code load_float load_floats
+log2_exact main max_body_bytes maximum minimum n noise noise_at noise_tile old out pack_codes
+packed_bytes params power_of_two random_float random_int read_params reduce_blocks reduce_int_blocks
+reduce_tile round_half_away run scratch sign_of sort_values spread_blocks status std store_code held
+store_float store_floats sum_tile take_indices tf_hips unpack_codes value value_at values
+wide_noise_at for_steps for_ranges_back hidden at late value_or prefetch_again prefetch_blocks
+prefetch_page prefetch_sums prefetch_tile wide_noise_tile wide_random_int packed_bits
+find_second_level is_zen4 num_fetched prefetch_line mirror_tile with_packed_width random_int32
+bounded_max bounded_min whole_part random_unit RowTable row_table decode_more_rows
 """
 # What the headers of the runtime and of its CUDA half declare or call besides.
 _RUNTIME = """
@@ -67,13 +66,13 @@ NoiseOfEight not_kept note note_broken note_extreme note_first note_kept note_no
 num_runs num_samples num_tiles number_bits numbers_as_row of_pair one order_of_kept pack8_by
 pack_counted pack_groups pack_many_words pack_stream pack_tiles pack_wide pack_words padded
 padded_count pair Parts philox philox_keys philox_round pick pick_bin pick_made pick_sorted place
-place_of place_of_four prefetch_bytes put put8_by put_by_warps put_codes8_by put_ends put_half
-put_row put_rows range rank_key ranked reduce reduce_found reduce_padded reduce_rows residual_tile
-row_abs row_at row_bits row_both row_butterflies row_bytes row_clamped row_codes row_compared
-row_count row_difference row_either row_every_code row_finite row_held row_is_at_least
-row_is_at_most row_is_equal row_is_less row_is_more row_is_set row_is_unequal row_largest row_left
-row_looked_up row_low_bits row_maximum row_minimum row_mirrored row_noise row_number
-row_number_is_at_least row_number_is_at_most row_number_is_equal row_number_is_less
+place_of place_of_four prefetch_bytes prefetch_packet put put8_by put_by_warps put_codes8_by
+put_ends put_half put_row put_rows range rank_key ranked reduce reduce_found reduce_padded
+reduce_rows residual_tile row_abs row_at row_bits row_both row_butterflies row_bytes row_clamped
+row_codes row_compared row_count row_difference row_either row_every_code row_finite row_held
+row_is_at_least row_is_at_most row_is_equal row_is_less row_is_more row_is_set row_is_unequal
+row_largest row_left row_looked_up row_low_bits row_maximum row_minimum row_mirrored row_noise
+row_number row_number_is_at_least row_number_is_at_most row_number_is_equal row_number_is_less
 row_number_is_more row_number_is_unequal row_number_select row_of row_of_codes row_of_flags
 row_of_number row_packed row_plus_noise row_select row_stage row_store row_stream row_sum
 row_whole_noise rule_of run_of run_top_k sample_place sample_rank say_done scale_of_block

@@ -14,10 +14,10 @@ The text is meant to be read: names are those of the specification.
 from compll.backends import entries, hot
 from compll.backends.beside import with_beside
 from compll.backends.c_common import Lines, param_names
-from compll.backends.feedback import adds_rows, has_merge, has_ranges, returns_status
+from compll.backends.feedback import has_merge, has_ranges, returns_status
 from compll.backends.kept import decode_fails
 from compll.backends.layout import emit_layout, emit_params
-from compll.backends.rows import ROWS
+from compll.backends.rows import rows_at_once
 from compll.ir import nodes
 
 _INCLUDES = (
@@ -71,10 +71,8 @@ def emit(plan: nodes.Plan) -> str:
     emit_params(program, lines)
     emit_layout(plan, lines)
     special = _specialised(plan)
-    emitted = [plan] if special is None else special.plans.values()
-    rows = has_merge(plan) and all(map(adds_rows, emitted))
-    if rows:
-        lines.add(f"constexpr int32_t kRows = {ROWS};", "")
+    emitted = [plan] if special is None else [*special.plans.values()]
+    rows = rows_at_once(emitted) if has_merge(plan) else ()
     if special is None:
         hot.emit(plan, lines, rows=rows)
     else:
@@ -94,11 +92,11 @@ def _specialised(plan: nodes.Plan) -> nodes.Specialised | None:
 
 def _known(plan: nodes.Plan) -> tuple[object, ...]:
     """What entries are made by, but for rows."""
-    return hot.heads(plan, rows=False), has_merge(plan), has_ranges(plan)
+    return hot.heads(plan, rows=()), has_merge(plan), has_ranges(plan)
 
 
 def _emit_specialised(
-    plan: nodes.Plan, special: nodes.Specialised, lines: Lines, *, rows: bool
+    plan: nodes.Plan, special: nodes.Specialised, lines: Lines, *, rows: tuple[int, ...]
 ) -> None:
     """The hot functions of each value, and for each of them one that calls the right one."""
     field = param_names(plan.program)[special.param.var]

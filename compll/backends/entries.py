@@ -6,6 +6,7 @@ from compll.backends.feedback import has_feedback, has_merge, has_ranges, return
 from compll.backends.in_place import is_in_place
 from compll.backends.kept import decode_fails
 from compll.backends.rooms import rooms
+from compll.backends.rows import NAMES
 from compll.ir import nodes
 from compll.ir.types import FLOAT, UInt
 
@@ -13,13 +14,16 @@ from compll.ir.types import FLOAT, UInt
 _ENCODE = "{name}(params, *key, in, nullptr, nullptr, n, layout, body{state})"
 
 
-def emit(plan: nodes.Plan, lines: Lines, *, rows: bool) -> None:
-    """Adds the entry points of a codec whose hot functions are there; `rows`: decode_rows, too."""
+def emit(plan: nodes.Plan, lines: Lines, *, rows: tuple[int, ...]) -> None:
+    """Adds the entry points of a codec whose hot functions are there.
+
+    `rows`: how many bodies at a time they decode, too (rows.py).
+    """
     _Entries(plan, lines, rows=rows).run()
 
 
 class _Entries:
-    def __init__(self, plan: nodes.Plan, lines: Lines, *, rows: bool) -> None:
+    def __init__(self, plan: nodes.Plan, lines: Lines, *, rows: tuple[int, ...]) -> None:
         self._rows = rows
         self._plan = plan
         self._program = plan.program
@@ -245,13 +249,18 @@ class _Entries:
             "};",
         )
         if self._rows:
-            lines.add(
-                "const auto more = [&](int32_t row, float* to, int64_t begin, int64_t end,",
-                "                      float* late) {",
-                "  decode_rows(params, bodies + row, layout, to, n, row == 0, begin, end, late);",
-                "};",
-                "merge_ranges<kRows>(num, n, mode, out, one, more);",
-            )
+            several = dict(zip(self._rows, ("more", "most"), strict=False))
+            for count, name in several.items():
+                lines.add(
+                    f"const auto {name} = [&](int32_t row, float* to, int64_t begin, int64_t end,",
+                    "                      float* late) {",
+                    f"  {NAMES[count]}(params, bodies + row, layout, to, n, row == 0, begin, end,",
+                    "              late);",
+                    "};",
+                )
+            counts = f"{self._rows[0]}, {self._rows[-1]}"
+            calls = f"more, {several[self._rows[-1]]}"
+            lines.add(f"merge_ranges<{counts}>(num, n, mode, out, one, {calls});")
         elif has_ranges(self._plan):
             lines.add("merge_ranges(num, n, mode, out, one);")
         else:

@@ -6,7 +6,7 @@ in_place_fields encode_fields whose new state is where the old one is
 feedback_fields encode_fields with error feedback (feedback.py)
 reserve         finds the memory that feedback_fields needs
 decode_fields   elements from `begin` to `end`
-decode_rows     a decode that adds several bodies at a time
+decode_rows     a decode that adds ROWS bodies at a time, and decode_most_rows MOST_ROWS (rows.py)
 """
 
 from collections.abc import Iterable
@@ -31,7 +31,7 @@ from compll.backends.masks import Masks, masks
 from compll.backends.rooms import rooms
 from compll.backends.row_code import RowCode
 from compll.backends.row_function import Apart
-from compll.backends.rows import ROWS, emit_rows
+from compll.backends.rows import NAMES, emit_rows
 from compll.backends.tile_feedback import NO_FEEDBACK, HeldRows, TileFeedback
 from compll.ir import nodes
 from compll.ir.types import FLOAT, INT, Array, Type, UInt
@@ -83,10 +83,10 @@ def _parameters(head: str, parameters: tuple[str, ...]) -> list[str]:
     return [head, *lines]
 
 
-def emit(plan: nodes.Plan, lines: Lines, *, rows: bool) -> None:
+def emit(plan: nodes.Plan, lines: Lines, *, rows: tuple[int, ...]) -> None:
     """Adds the hot functions of a plan; `Params` and `Layout` are there.
 
-    `rows`: bodies are decoded ROWS at a time, too.
+    `rows`: how many bodies at a time are decoded, too.
     """
     _Emitter(plan, lines, rows=rows).run()
 
@@ -111,15 +111,14 @@ class Head:
         return ", ".join(text.split()[-1].lstrip("*&") for text in self.parameters)
 
 
-def heads(plan: nodes.Plan, *, rows: bool) -> list[Head]:
+def heads(plan: nodes.Plan, *, rows: tuple[int, ...]) -> list[Head]:
     """Of the functions that a plan has."""
     program = plan.program
     found: list[Head] = []
     if program.decode is not None:
         result = _result(decode_fails(plan))
         found.append(Head("decode_fields", result, _DECODE_PARAMETERS))
-        if rows:
-            found.append(Head("decode_rows", "void", _ROWS_PARAMETERS))
+        found += [Head(NAMES[count], "void", _ROWS_PARAMETERS) for count in rows]
     if program.encode is not None:
         result = _result(returns_status(plan))
         names = ["encode_fields"]
@@ -176,7 +175,8 @@ def _vars(exprs: Iterable[nodes.Expr]) -> set[nodes.Var]:
 
 
 class _Emitter:
-    def __init__(self, plan: nodes.Plan, lines: Lines, *, rows: bool) -> None:
+    def __init__(self, plan: nodes.Plan, lines: Lines, *, rows: tuple[int, ...]) -> None:
+        self._rows = rows
         self._plan = plan
         self._program = plan.program
         self._lines = lines
@@ -186,8 +186,8 @@ class _Emitter:
         program = self._program
         if program.decode is not None:
             self._decode(program.decode)
-            if "decode_rows" in self._heads:
-                self._decode_rows(program.decode)
+            for count in self._rows:
+                self._decode_rows(program.decode, count)
         if program.encode is not None:
             self._encode(program.encode)
 
@@ -425,12 +425,16 @@ class _Emitter:
 
     # Decode.
 
-    def _open_decode(self, decode: nodes.Decode, head: Head) -> _Function:
-        """Opens a function that decodes, with what does not depend on the body."""
+    def _open_decode(self, decode: nodes.Decode, head: Head, is_part: str) -> _Function:
+        """Opens a function that decodes, with what does not depend on the body.
+
+        `is_part`: C++ for whether others of a merge's packets are read behind each range.
+        """
         lines = self._lines
         function = _Function(self._program, lines, apart=Apart(lines.later(), "rows_of_decode"))
         function.c.sizes[decode.gradient] = "n"
         head.open(lines)
+        lines.add(f"[[maybe_unused]] const bool is_part = {is_part};")
         roots = _roots(self._plan.decode)
         read = [nodes.Ref(var.type, var.span, var) for var in _vars(roots)]
         kinds = self._widths_in([*roots, *read])
@@ -457,7 +461,9 @@ class _Emitter:
 
     def _decode(self, decode: nodes.Decode) -> None:
         lines = self._lines
-        function = self._open_decode(decode, self._heads["decode_fields"])
+        function = self._open_decode(
+            decode, self._heads["decode_fields"], "end - begin < n && mode != TF_HIPS_RESIDUAL"
+        )
         self._read_fields(decode, function)
         for group in decode_groups(self._plan):
             last = group[-1]
@@ -471,13 +477,13 @@ class _Emitter:
         lines.close()
         lines.add("")
 
-    def _decode_rows(self, decode: nodes.Decode) -> None:
-        """A decode that adds ROWS bodies at a time."""
+    def _decode_rows(self, decode: nodes.Decode, count: int) -> None:
+        """A decode that adds `count` bodies at a time."""
         lines = self._lines
-        apart = Apart(lines.later(), "rows_of_merge")
-        function = self._open_decode(decode, self._heads["decode_rows"])
+        apart = Apart(lines.later(), f"rows_of_{NAMES[count]}")
+        function = self._open_decode(decode, self._heads[NAMES[count]], "true")
         rows: list[BlockLoops] = []
-        for number in range(ROWS):
+        for number in range(count):
             row = _Function(self._program, lines, function.names.fork(), widths=function.widths)
             row.c.sizes[decode.gradient] = "n"
             row.loops.begin()

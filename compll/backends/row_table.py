@@ -31,8 +31,10 @@ def look_up_values(rows: RowCode) -> bool:
     name, bits = f"{rows.tag}_values", codes.width
     made = [f"const RowCodes held = row_every_code<{bits}>();", *table.body, f"{name} = x;"]
     at = rows.argument("const uint8_t*", codes.name)
-    found = f"row_looked_up<{bits}, {codes.mirror}>({name}, {at}, at);"
+    shape, table_name = f"{bits}, {codes.mirror}", f"{rows.tag}_table"
+    found = f"row_looked_up<{shape}>({table_name}, {at}, at);"
     rows.setup = [f"Row {name};", "{", *(f"  {line}" for line in made), "}"]
+    rows.setup.append(f"const auto {table_name} = row_table<{shape}>({name});")
     if bits.isdigit() and int(bits) <= _ALWAYS_BITS:
         rows.body = [f"const Row x = {found}"]
         return True

@@ -7,21 +7,48 @@ Sums stay in registers from row to row. They are formed in the order of the rows
 of decoding row by row.
 """
 
+from collections.abc import Sequence
+
 from compll.backends.block_loops import BlockLoops
 from compll.backends.c_common import Lines
+from compll.backends.feedback import adds_rows
 from compll.backends.row_code import RowCode
 from compll.backends.row_function import Apart
 from compll.backends.row_results import sum_of_rows
+from compll.backends.tile_needs import ask_for_packet
 from compll.ir import nodes
-from compll.ir.types import FLOAT
+from compll.ir.types import FLOAT, Array, UInt
 
 ROWS = 4
+# Of codes of one bit, whose two values stay in registers: adding them takes less than reading and
+# writing the sums.
+MOST_ROWS = 8
+# Names of the functions that decode as many bodies at a time.
+NAMES = {ROWS: "decode_rows", MOST_ROWS: "decode_most_rows"}
 # What a function of rows is given last.
 _LAST = "is_first, to, late == nullptr ? late : late + (base - begin))"
 
 
+def rows_at_once(plans: Sequence[nodes.Plan]) -> tuple[int, ...]:
+    """How many bodies a merge of what any of the plans encoded decodes in one loop.
+
+    None; ROWS; or ROWS, and MOST_ROWS where there are as many.
+    """
+    if not all(map(adds_rows, plans)):
+        return ()
+    return (ROWS, MOST_ROWS) if all(map(_is_of_bits, plans)) else (ROWS,)
+
+
+def _is_of_bits(plan: nodes.Plan) -> bool:
+    """Whether a packet has one vector, of codes of one bit."""
+    decode = plan.program.decode
+    fields = [] if decode is None else [one.var.type for one in decode.fields]
+    found = [kind.element for kind in fields if isinstance(kind, Array)]
+    return found == [UInt(1)]
+
+
 def emit_rows(lines: Lines, rows: list[BlockLoops], sweep: nodes.Sweep, apart: Apart) -> None:
-    """The loop of decode_rows.
+    """The loop of decode_rows, or of decode_most_rows.
 
     Args:
         lines: where it is written to.
@@ -103,7 +130,7 @@ def _ask_ahead(lines: Lines, codes: list[RowCode]) -> None:
     It does see that of the only ones that there are.
     """
     asked = [
-        f"prefetch_bytes({packed.name}, count * {packed.bits} / 8);"
+        ask_for_packet(packed.name, f"count * {packed.bits} / 8")
         for code in codes
         for packed in code.packed
     ]

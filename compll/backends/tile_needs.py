@@ -26,6 +26,14 @@ from compll.ir.walk import changed, walk
 ASK_AHEAD = "prefetch_tile({} + base, count);"
 
 
+def ask_for_packet(at: str, size: str) -> str:
+    """C++ that asks for more of a packet than the `size` bytes that a tile needs from `at` on.
+
+    Functions that decode declare `is_part` (hot.py).
+    """
+    return f"prefetch_packet({at}, {size}, count, is_part);"
+
+
 @dataclass
 class TileNeeds:
     """Emits what a tile needs beforehand, in one function.
@@ -297,15 +305,14 @@ class TileNeeds:
         kind = vector.var.type
         element = self.c.type(kind.element if isinstance(kind, Array) else kind)
         self._unpacks.append(f"alignas(64) {element} {tile}[{self._step}];")
-        # Merges leave a body for others after each range, before a processor sees an order.
         if vector.bits is None:
             at = f"{vector.pointer} + base * 4"
-            asked, unpack = f"{at}, count * 4", f"load_floats({at}, count, {tile});"
+            asked, unpack = (at, "count * 4"), f"load_floats({at}, count, {tile});"
         else:
             at = f"{vector.pointer} + {tile_bytes(vector.bits)}"
-            asked = f"{at}, count * {vector.bits} / 8"
+            asked = at, f"count * {vector.bits} / 8"
             unpack = f"unpack_codes({at}, count, {vector.bits}, {tile});"
-        self._unpacks += [f"prefetch_bytes({asked});", unpack]
+        self._unpacks += [ask_for_packet(*asked), unpack]
 
     def _prefetch(self, vector: Stored) -> None:
         """Asks for what short tiles of a vector need soon; see prefetch_tile."""

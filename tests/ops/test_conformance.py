@@ -171,6 +171,18 @@ def test_merge_is_the_sum_in_order(compressor: Compressor, n: int) -> None:
     np.testing.assert_array_equal(bits(one_by_one), bits(total))
 
 
+@with_state_too
+def test_any_number_of_rows_is_added_in_order(compressor: Compressor) -> None:
+    """Loops add some rows at a time, a range of 4096 elements after the other."""
+    n = 2 * 4096 + 1029
+    packets = [encoded(compressor, gradient(n, seed), KEY) for seed in range(17)]
+    total = native.decode(compressor, packets[0], n)
+    for count, packet in enumerate(packets[1:], start=2):
+        native.decode(compressor, packet, n, out=total, add=True)
+        merged = native.merge(compressor, packets[:count], n)
+        np.testing.assert_array_equal(bits(merged), bits(total), err_msg=f"{count} rows")
+
+
 @each_with_feedback
 @pytest.mark.parametrize("wrap", [lambda c: c, error_feedback], ids=["plain", "feedback"])
 def test_merge_encode_is_merge_then_encode(compressor: Compressor, wrap: object) -> None:

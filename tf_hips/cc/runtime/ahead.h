@@ -69,6 +69,25 @@ TF_HIPS_INLINE void prefetch_bytes(const void* begin, int64_t bytes) {
   }
 }
 
+// Elements of each packet that a merge adds before it turns to the next one: 16 KiB of sums.
+constexpr int64_t kMergeRange = 4096;
+
+// The same of what a packet has for `count` elements. Merges leave it for others after each range,
+// before a processor sees an order; Zen 4 sees one in whole packets, and of a part (`is_part`)
+// asks for what the next range needs. One tile's at a time: with all of a range at once it waits.
+TF_HIPS_INLINE void prefetch_packet(const void* begin, int64_t bytes, int64_t count, bool is_part) {
+  if (!kIntoSecondLevel) {
+    prefetch_bytes(begin, bytes);
+    return;
+  }
+  if (!is_part) return;
+  const auto ahead =
+      reinterpret_cast<uintptr_t>(begin) + static_cast<uintptr_t>(bytes * kMergeRange / count);
+  for (int64_t i = 0; i < bytes; i += 64) {
+    __builtin_prefetch(reinterpret_cast<const void*>(ahead + static_cast<uintptr_t>(i)), 0, 2);
+  }
+}
+
 // Asks for what lies `kAhead` elements behind a tile; beyond the vector's end nothing happens.
 TF_HIPS_INLINE void prefetch_tile(const float* tile, int64_t count) {
   prefetch_bytes(tile, count * 4);

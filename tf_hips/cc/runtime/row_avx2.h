@@ -195,12 +195,21 @@ TF_HIPS_AVX2_INLINE RowCodes row_every_code() {
   const __m256i low = _mm256_and_si256(lanes(), _mm256_set1_epi32((1 << kBits) - 1));
   return {low, low};
 }
-// What a table, which has the value of every code, has for the codes that
-// row_mirrored<kMirror>(row_packed<kBits>(codes, at)) are.
+// A row that has the value of every code, as it is looked up.
 template <int kBits, int kMirror>
-TF_HIPS_AVX2_INLINE Row row_looked_up(Row table, const uint8_t* codes, int64_t at) {
+struct RowTable {
+  Row values;
+};
+template <int kBits, int kMirror>
+TF_HIPS_AVX2_INLINE RowTable<kBits, kMirror> row_table(Row values) {
+  return {values};
+}
+// What a table has for the codes that row_mirrored<kMirror>(row_packed<kBits>(codes, at)) are.
+template <int kBits, int kMirror>
+TF_HIPS_AVX2_INLINE Row row_looked_up(RowTable<kBits, kMirror> table, const uint8_t* codes,
+                                      int64_t at) {
   if constexpr (kBits > kTableBits) {
-    return table;  // it is never asked for
+    return table.values;  // it is never asked for
   } else {
     // Permutations take 3 bits of an index: what is left of other codes chooses among copies.
     const __m256i place = _mm256_xor_si256(lanes(), _mm256_set1_epi32(kMirror & 7));
@@ -217,8 +226,9 @@ TF_HIPS_AVX2_INLINE Row row_looked_up(Row table, const uint8_t* codes, int64_t a
       all = _mm256_set1_epi32(static_cast<int32_t>(word));
       later = _mm256_srli_epi32(all, 16);
     }
-    const __m256 low = _mm256_permutevar8x32_ps(table.low, _mm256_srlv_epi32(all, shifts));
-    const __m256 high = _mm256_permutevar8x32_ps(table.low, _mm256_srlv_epi32(later, shifts));
+    const __m256 low = _mm256_permutevar8x32_ps(table.values.low, _mm256_srlv_epi32(all, shifts));
+    const __m256 high =
+        _mm256_permutevar8x32_ps(table.values.low, _mm256_srlv_epi32(later, shifts));
     if constexpr ((kMirror & 8) != 0) return {high, low};
     return {low, high};
   }

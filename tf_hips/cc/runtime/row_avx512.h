@@ -126,25 +126,44 @@ TF_HIPS_AVX512_INLINE RowCodes row_every_code() {
   const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   return _mm512_and_si512(lane, _mm512_set1_epi32((1 << kBits) - 1));
 }
-// What a table, which has the value of every code, has for the codes that
-// row_mirrored<kMirror>(row_packed<kBits>(codes, at)) are.
+// A row that has the value of every code, as it is looked up; of one bit two rows to choose from.
 template <int kBits, int kMirror>
-TF_HIPS_AVX512_INLINE Row row_looked_up(Row table, const uint8_t* codes, int64_t at) {
+struct RowTable {
+  Row values;
+};
+template <>
+struct RowTable<1, 0> {
+  Row first, second;
+};
+template <int kBits, int kMirror>
+TF_HIPS_AVX512_INLINE RowTable<kBits, kMirror> row_table(Row values) {
+  if constexpr (kBits == 1 && kMirror == 0) {
+    Row first = _mm512_permutexvar_ps(_mm512_setzero_si512(), values);
+    Row second = _mm512_permutexvar_ps(_mm512_set1_epi32(1), values);
+    // Compilers that know where they come from make them again for each row of elements.
+    __asm__("" : "+v"(first), "+v"(second));
+    return {first, second};
+  } else {
+    return {values};
+  }
+}
+// What a table has for the codes that row_mirrored<kMirror>(row_packed<kBits>(codes, at)) are.
+template <int kBits, int kMirror>
+TF_HIPS_AVX512_INLINE Row row_looked_up(RowTable<kBits, kMirror> table, const uint8_t* codes,
+                                        int64_t at) {
   static_assert(kBits <= kTableBits, "a row has all values");
   const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   if constexpr (kBits == 1 && kMirror == 0) {
-    const Row first = _mm512_permutexvar_ps(_mm512_setzero_si512(), table);
-    const Row second = _mm512_permutexvar_ps(_mm512_set1_epi32(1), table);
-    return _mm512_mask_blend_ps(row_bits(codes + at / 8), first, second);
+    return _mm512_mask_blend_ps(row_bits(codes + at / 8), table.first, table.second);
   } else if constexpr (kBits == 2) {
     // Permutations take 4 bits of an index: what is left of other codes chooses among copies.
     int32_t word;
     std::memcpy(&word, codes + at / 4, sizeof word);
     const __m512i place = _mm512_xor_si512(lane, _mm512_set1_epi32(kMirror));
     const __m512i shifts = _mm512_slli_epi32(place, 1);
-    return _mm512_permutexvar_ps(_mm512_srlv_epi32(_mm512_set1_epi32(word), shifts), table);
+    return _mm512_permutexvar_ps(_mm512_srlv_epi32(_mm512_set1_epi32(word), shifts), table.values);
   } else {
-    return _mm512_permutexvar_ps(row_mirrored<kMirror>(row_packed<kBits>(codes, at)), table);
+    return _mm512_permutexvar_ps(row_mirrored<kMirror>(row_packed<kBits>(codes, at)), table.values);
   }
 }
 
