@@ -108,6 +108,19 @@ def test_numbers_of_numpy_are_numbers() -> None:
             ops.terngrad(wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("algorithm", ops.REGISTRY.values(), ids=lambda a: a.name)
+def test_none_is_no_number(algorithm: Algorithm) -> None:
+    """And not the default, which a message would say that there is none of."""
+    for parameter in algorithm.parameters:
+        message = (
+            f"`{parameter.name}` must be an? (integer|number). Received: {parameter.name}=None"
+        )
+        with pytest.raises(TypeError, match=message):
+            Compressor(algorithm.name, ((parameter.name, None),))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="`below` must be given: it has no default"):
+        Compressor("mixed", inner=ops.onebit())
+
+
 def test_what_has_state_is_advised_to_stay_as_it_is() -> None:
     for text in ("dgc", "warmup(dgc, 10)", "mixed(dgc, below=9)"):
         with pytest.raises(ValueError, match="so write") as caught:

@@ -52,7 +52,7 @@ class Parameter:
             TypeError: `value` is not a number of the right kind.
             ValueError: `value` is out of range.
         """
-        if value is None:
+        if value is None and self.default is None:
             raise ValueError(f"`{self.name}` must be given: it has no default.")
         is_integer = self.is_integer
         kind = "an integer" if is_integer else "a number"
