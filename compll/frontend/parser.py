@@ -47,6 +47,7 @@ TYPE_NAMES = (
     "uint32",
     "lambda_func",
 )
+_KEYWORDS = ("if", "else", "return")
 _FOREIGN_WORDS = (
     *(
         "for",
@@ -143,7 +144,7 @@ class _Parser:
         return self._next()
 
     def _name(self, what: str) -> Token:
-        if self._token.kind != "name" or self._token.text in TYPE_NAMES:
+        if self._token.kind != "name" or self._token.text in (*TYPE_NAMES, *_KEYWORDS):
             self._fail(what)
         return self._next()
 
@@ -344,7 +345,7 @@ class _Parser:
         return tuple(parameters)
 
     def _type(self) -> ast.TypeName:
-        if self._token.kind != "name":
+        if self._token.kind != "name" or self._token.text in _KEYWORDS:
             self._fail("a type")
         name = self._next()
         width = None
@@ -406,6 +407,8 @@ class _Parser:
                 return self._if()
             if token.text == "return":
                 return self._return()
+            if token.text == "else":
+                self._fail("a statement")
             if token.text == "state" and self._peek().kind == "name":
                 note = "help: `state X { float* residual; }` stands before the functions"
                 self._report.add("E511", "`state` is not allowed here", token.span, note)
@@ -542,7 +545,7 @@ class _Parser:
             value = self._expression()
             self._expect(")", "to match `(`")
             return value
-        if token.kind != "name" or (token.text in TYPE_NAMES and token.text != "random"):
+        if token.kind != "name" or token.text in (*TYPE_NAMES, *_KEYWORDS):
             self._fail("a value")
         if token.text in _FOREIGN_WORDS:
             self._foreign(token)
