@@ -133,6 +133,7 @@ HELP = {
 
 _LONGEST_QUOTE = 60  # characters of the program's text in a message
 _LONG_WORD = re.compile(rf"\w{{{_LONGEST_QUOTE + 3},}}")  # a name or a number of the program
+_CONVERTED = re.compile(r"\bint\((\w+)\)")
 _LONGEST_LINE = 160  # characters of the program's text; of a longer line a part is shown
 
 
@@ -212,6 +213,11 @@ def columns(text: str) -> int:
     )
 
 
+def as_written(text: str) -> str:
+    """Types of the IR as programs have them: there a `uint8 b` makes no `uint<int(b)>`."""
+    return _CONVERTED.sub(r"\1", text)
+
+
 class CompileError(Exception):
     """A specification was refused. `str()` shows every diagnostic with the program text."""
 
@@ -237,7 +243,7 @@ class Report:
         if not any(note.startswith("help: ") for note in notes):
             notes = (*notes, f"help: {HELP[code]}")
         message, *lines = (
-            _LONG_WORD.sub(lambda word: f"{word[0][:_LONGEST_QUOTE]}...", line)
+            _LONG_WORD.sub(lambda word: f"{word[0][:_LONGEST_QUOTE]}...", as_written(line))
             for line in (message, *notes)
         )
         self._found.setdefault((code, span), Diagnostic(code, message, span, tuple(lines)))

@@ -104,6 +104,17 @@ def test_what_the_end_of_the_file_lacks_is_marked_behind_the_text(end):
     ]
 
 
+def test_widths_are_shown_as_they_are_written():
+    text = (
+        "void XEncode(float* g, uint8* o, uint8 b) {{ uint<b>* q = map(g, f); {} o = concat(q); }}"
+    )
+    text = text.replace("map(g, f)", "map(g, [&](float x) -> uint<b> {{ return x; }})")
+    with pytest.raises(compll.CompileError, match=r"found `uint<b>\*`"):
+        compll.compile_text(text.format("float z = q;"), "x")
+    with pytest.raises(ValueError, match=r"the width `uint<b>` must be from 1 to 16\. Received: 20"):
+        compll.Reference(compll.compile_text(text.format(""), "x"), b=20).wire_bytes(3)
+
+
 def test_long_names_and_numbers_are_cut_in_messages():
     long = "z" * 5000
     for wrong in (long, f"1{long}", "9" * 5000):
