@@ -111,7 +111,7 @@ def test_widths_are_shown_as_they_are_written():
     text = text.replace("map(g, f)", "map(g, [&](float x) -> uint<b> {{ return x; }})")
     with pytest.raises(compll.CompileError, match=r"found `uint<b>\*`"):
         compll.compile_text(text.format("float z = q;"), "x")
-    with pytest.raises(ValueError, match=r"the width `uint<b>` must be from 1 to 16\. Received: 20"):
+    with pytest.raises(ValueError, match=r"width `uint<b>` must be from 1 to 16\. Received: 20"):
         compll.Reference(compll.compile_text(text.format(""), "x"), b=20).wire_bytes(3)
 
 
