@@ -14,6 +14,7 @@ from compll.cli import main
 from compll.errors import CODES, HELP
 from compll.frontend import hints, parser
 from compll.pipeline import cuda_source
+from tests.compll.support import SPECS
 
 FOLDER = Path(__file__).parent / "errors"
 EXPECTS = re.compile(r'_expect(?:_semicolon)?\("(.)"?, f?"([^"]*)"')
@@ -102,6 +103,16 @@ def test_what_the_end_of_the_file_lacks_is_marked_behind_the_text(end):
         "2 |   o = concat(g);",
         "  |                 ^",
     ]
+
+
+@pytest.mark.parametrize("name", ["dgc", "graddrop", "terngrad"])
+def test_a_brace_that_is_missing_brings_few_messages(name):
+    """What comes behind it was read as functions, with a message for each statement."""
+    text = re.sub(r"//[^\n]*", "", (SPECS / f"{name}.pse").read_text(encoding="utf-8"))
+    for at in (match.start() for match in re.finditer("[{}]", text)):
+        with pytest.raises(compll.CompileError) as caught:
+            compll.compile_text(text[:at] + text[at + 1 :], name)
+        assert len(caught.value.diagnostics) <= 3, str(caught.value)
 
 
 def test_widths_are_shown_as_they_are_written():
