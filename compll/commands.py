@@ -77,7 +77,10 @@ _ONE = "a codec: one file, or that of its Encode and that of its Decode"
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="compll", description="Compiles specifications of gradient compression."
+        prog="compll",
+        description="Compiles specifications of gradient compression.",
+        epilog="`compll COMMAND --help` has the options of a command. To begin with: "
+        "compll check my.pse",
     )
     parser.add_argument("--version", action="version", version=f"compll {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")

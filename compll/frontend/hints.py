@@ -77,8 +77,6 @@ def advice(expected: str, found: str, is_type: bool) -> str:
         return "help: compare with `==`; a value is assigned by a statement of its own"
     if expected.startswith("`;`") and found == "=":
         return "help: an element cannot be assigned: make the whole vector by a `map`"
-    if expected.startswith("the name") and found in ("if", "else", "return"):
-        return f"help: choose another name: `{found}` is a word of the language"
     if expected == "a type" and found in ("}", ";"):
         what = "no block is open" if found == "}" else "nothing ends"
         return f"help: remove it; {what} there"

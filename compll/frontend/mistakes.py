@@ -30,6 +30,12 @@ _FOREIGN = {
         ("auto", "const", "static"),
         "remove it; a declaration is a type and a name, `float mean = ...;`",
     ),
+    **dict.fromkeys(("switch", "case"), "write `if (...)`, or `c ? a : b`"),
+    **dict.fromkeys(
+        ("struct", "class", "typedef", "template", "using", "namespace", "new", "delete"),
+        "remove it, or choose another name; there are numbers, vectors and lambdas",
+    ),
+    "sizeof": "write `v.size`",
 }
 
 

@@ -124,7 +124,8 @@ class _Parser:
         return self._next()
 
     def _name(self, what: str) -> Token:
-        if self._token.kind != "name" or self._token.text in (*TYPE_NAMES, *_KEYWORDS):
+        taken = (*TYPE_NAMES, *_KEYWORDS, *mistakes.FOREIGN_WORDS)
+        if self._token.kind != "name" or self._token.text in taken:
             self._fail(what)
         return self._next()
 
@@ -144,6 +145,8 @@ class _Parser:
         note = mistakes.advice(self._tokens, self._at, expected, is_type) or hints.advice(
             expected, token.text, is_type
         )
+        if expected.startswith("the name") and token.text in (*_KEYWORDS, *mistakes.FOREIGN_WORDS):
+            note = f"help: choose another name: `{token.text}` is a word of C++"
         self._report.add("E101", f"expected {expected}, found {token.describe()}", token.span, note)
         raise _Recover
 
