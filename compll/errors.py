@@ -19,7 +19,7 @@ Hundreds say the stage: 0 lexer and file, 1 parser, 2 names, 3 types, 4 operator
 import re
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from compll.source import SourceFile, Span
 
@@ -152,6 +152,10 @@ class Diagnostic:
     message: str
     span: Span
     notes: tuple[str, ...] = ()
+
+    def moved(self, by: int) -> "Diagnostic":
+        """The same in a text that begins so many characters earlier."""
+        return replace(self, span=Span(self.span.start + by, self.span.end + by))
 
     def render(self, source: SourceFile) -> str:
         """The message with the program text and carets under the span's first line."""
