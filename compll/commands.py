@@ -207,10 +207,14 @@ def _gen(options: argparse.Namespace) -> None:
     if folder.exists() and not folder.is_dir():
         raise CommandError(f"`--output` must be a folder. Received: {folder}, which is none")
     specs = specification.group(options.specs)
-    if options.target is not None:
-        written = pipeline.write(specs, folder, options.target)
-    else:
-        written = pipeline.write(specs, folder, needs_cuda=False)
+    try:
+        if options.target is not None:
+            written = pipeline.write(specs, folder, options.target)
+        else:
+            written = pipeline.write(specs, folder, needs_cuda=False)
+    except CompileError:
+        _refuse(_told(specs)[1])
+        raise
     if written.left_out:
         told = "\n\n".join(map(str, written.left_out.values()))
         names = ", ".join(written.left_out)
@@ -226,19 +230,30 @@ def _gen(options: argparse.Namespace) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    problems = []
-    for spec in specification.group(options.specs):
-        try:
-            program = compile_specification(spec)
-        except CompileError as error:
-            problems.append(str(error))
-            continue
+    right, problems = _told(specification.group(options.specs))
+    for shown, program in right:
         functions = [f.name for f in (program.encode, program.decode) if f is not None]
-        sys.stdout.write(
-            f"{spec.shown}: {', '.join(functions)}; spec hash {spec_hash(program):08x}\n"
-        )
+        sys.stdout.write(f"{shown}: {', '.join(functions)}; spec hash {spec_hash(program):08x}\n")
+    _refuse(problems)
+
+
+def _told(
+    specs: Sequence[Specification],
+) -> tuple[list[tuple[str, nodes.Program]], list[CompileError]]:
+    """Those of several specifications that are right, and what is wrong with all others."""
+    right, problems = [], []
+    for spec in specs:
+        try:
+            right.append((spec.shown, compile_specification(spec)))
+        except CompileError as error:
+            problems.append(error)
+    return right, problems
+
+
+def _refuse(problems: Sequence[CompileError]) -> None:
     if problems:
-        raise CommandError("the following specifications are wrong\n\n" + "\n\n".join(problems))
+        told = "\n\n".join(map(str, problems))
+        raise CommandError(f"the following specifications are wrong\n\n{told}")
 
 
 def _one(options: argparse.Namespace) -> Specification:

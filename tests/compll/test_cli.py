@@ -322,6 +322,19 @@ def test_a_bad_specification_shows_the_program(tmp_path, capsys):
     assert "Is a directory" in capsys.readouterr().err
 
 
+def test_all_bad_specifications_are_told(tmp_path, capsys):
+    text = "void {0}Encode(float* g, uint8* o) {{ o = concat({0}); }}"
+    wrong = [tmp_path / "one.pse", tmp_path / "two.pse"]
+    for path, name in zip(wrong, ("One", "Two"), strict=True):
+        path.write_text(text.format(name))
+    given = [str(wrong[0]), TERNGRAD, str(wrong[1])]
+    for command in (["check", *given], ["gen", *given, "-o", str(tmp_path / "made")]):
+        assert main(command) == 1
+        told = capsys.readouterr().err
+        assert "unknown name `One`" in told and "unknown name `Two`" in told
+    assert not (tmp_path / "made").exists()
+
+
 @pytest.mark.parametrize("arguments", [[], ["frobnicate"], ["run", TERNGRAD], ["gen"]])
 def test_misspelt_commands_are_usage(arguments):
     with pytest.raises(SystemExit) as caught:
