@@ -384,6 +384,8 @@ class _Parser:
                         statements.append(statement)
                 except _Recover:
                     self._skip_statement()
+                    while self._take("else"):  # of what was skipped
+                        self._skip_statement()
             self._next()
             return tuple(statements)
         finally:
