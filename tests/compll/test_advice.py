@@ -544,8 +544,6 @@ def test_an_unknown_name_is_declared_as_what_is_needed(statement, declared):
 
 
 def test_what_is_extracted_is_declared_without_a_value():
-    notes = [
-        note for item in found(DECODE.replace("REST", "extract(packet, v);")) for note in item[2]
-    ]
-    assert "help: declare it before, as in `float* v;`" in notes
+    first = found(DECODE.replace("REST", "extract(packet, v);"))[0]
+    assert "declare it before, as in `float* v;`" in first[2]
     assert not found(DECODE.replace("REST", "float* v; extract(packet, v);"))
