@@ -2,13 +2,16 @@
 """The commands: gen, check, ir, run, includes.
 
 Whatever the input, a mistake is one message on stderr and exit code 1 (2 when the command itself is
-misspelt), never a traceback: one comes only from a fault of the compiler.
+misspelt), never a traceback: one comes only from a fault of the compiler. Where nobody reads any
+more what is printed, as behind `| head`, a command ends with 141 and says nothing.
 """
 
 import argparse
 import contextlib
+import errno
 import os
 import shutil
+import signal
 import sys
 import tokenize
 from collections.abc import Callable, Sequence
@@ -40,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         options.command(options)
+        sys.stdout.flush()  # what cannot be written is told below, and not by Python as it ends
     except CompileError as error:
         sys.stderr.write(f"{error}\n")
         return 1
@@ -50,11 +54,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"compll: error: not enough memory: {str(error) or 'no more is known'}\n")
         return 1
     except OSError as error:
+        if error.filename is None:
+            _drop_output()
+            if error.errno == errno.EPIPE:
+                return 128 + signal.SIGPIPE
         # A full disk has no file's name.
         where = f"{error.filename}: " if error.filename is not None else ""
         sys.stderr.write(f"compll: error: {where}{error.strerror or error}\n")
         return 1
     return 0
+
+
+def _drop_output() -> None:
+    """Sends what is still to be printed nowhere, so that Python does not try again as it ends."""
+    with contextlib.suppress(OSError), Path(os.devnull).open("w") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 _SEVERAL = "a file of a codec (.pse); its Encode and its Decode may be in two"
@@ -63,13 +77,18 @@ _ONE = "a codec: one file, or that of its Encode and that of its Decode"
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="compll", description="Compiles specifications of gradient compression."
+        prog="compll",
+        description="Compiles specifications of gradient compression.",
+        epilog="`compll COMMAND --help` has the options of a command. To begin with: "
+        "compll check my.pse",
     )
     parser.add_argument("--version", action="version", version=f"compll {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    gen = commands.add_parser(
-        "gen", help="write the sources of each specification, with a Makefile"
-    )
+
+    def command(name: str, what: str) -> argparse.ArgumentParser:
+        return commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
+
+    gen = command("gen", "write the sources of each specification, with a Makefile")
     gen.add_argument("specs", nargs="+", metavar="SPEC", help=_SEVERAL)
     gen.add_argument(
         "-o", "--output", default=".", metavar="DIR", help="folder for the files (default: here)"
@@ -86,10 +105,10 @@ def _parser() -> argparse.ArgumentParser:
         "--build", action="store_true", help="leave NAME.so, too, a library for tf_hips.load"
     )
     gen.set_defaults(command=_gen)
-    check = commands.add_parser("check", help="say whether specifications are right")
+    check = command("check", "say whether specifications are right")
     check.add_argument("specs", nargs="+", metavar="SPEC", help=_SEVERAL)
     check.set_defaults(command=_check)
-    ir = commands.add_parser("ir", help="print the typed IR and the loops that are made of it")
+    ir = command("ir", "print the typed IR and the loops that are made of it")
     ir.add_argument("specs", nargs="+", metavar="SPEC", help=_ONE)
     ir.add_argument(
         "--after",
@@ -98,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"print what this pass made: one of {', '.join(passes.NAMES)}",
     )
     ir.set_defaults(command=_ir)
-    run = commands.add_parser("run", help="run a function of a specification on a .npy file")
+    run = command("run", "run a function of a specification on a .npy file")
     run.add_argument("specs", nargs="+", metavar="SPEC", help=_ONE)
     run.add_argument("function", metavar="FUNCTION", help="such as TernGradEncode")
     run.add_argument(
@@ -150,9 +169,7 @@ def _parser() -> argparse.ArgumentParser:
         help="the interpreter, or the C++ that it is compiled to (default: numpy)",
     )
     run.set_defaults(command=_run)
-    includes = commands.add_parser(
-        "includes", help="print the folder to give to the C++ compiler's -I"
-    )
+    includes = command("includes", "print the folder to give to the C++ compiler's -I")
     includes.set_defaults(command=lambda _: sys.stdout.write(f"{include_folder()}\n"))
     return parser
 
@@ -187,11 +204,17 @@ def _targets(text: str) -> tuple[str, ...]:
 
 def _gen(options: argparse.Namespace) -> None:
     folder = Path(options.output)
+    if folder.exists() and not folder.is_dir():
+        raise CommandError(f"`--output` must be a folder. Received: {folder}, which is none")
     specs = specification.group(options.specs)
-    if options.target is not None:
-        written = pipeline.write(specs, folder, options.target)
-    else:
-        written = pipeline.write(specs, folder, needs_cuda=False)
+    try:
+        if options.target is not None:
+            written = pipeline.write(specs, folder, options.target)
+        else:
+            written = pipeline.write(specs, folder, needs_cuda=False)
+    except CompileError:
+        _refuse(_told(specs)[1])
+        raise
     if written.left_out:
         told = "\n\n".join(map(str, written.left_out.values()))
         names = ", ".join(written.left_out)
@@ -207,19 +230,30 @@ def _gen(options: argparse.Namespace) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    problems = []
-    for spec in specification.group(options.specs):
-        try:
-            program = compile_specification(spec)
-        except CompileError as error:
-            problems.append(str(error))
-            continue
+    right, problems = _told(specification.group(options.specs))
+    for shown, program in right:
         functions = [f.name for f in (program.encode, program.decode) if f is not None]
-        sys.stdout.write(
-            f"{spec.shown}: {', '.join(functions)}; spec hash {spec_hash(program):08x}\n"
-        )
+        sys.stdout.write(f"{shown}: {', '.join(functions)}; spec hash {spec_hash(program):08x}\n")
+    _refuse(problems)
+
+
+def _told(
+    specs: Sequence[Specification],
+) -> tuple[list[tuple[str, nodes.Program]], list[CompileError]]:
+    """Those of several specifications that are right, and what is wrong with all others."""
+    right, problems = [], []
+    for spec in specs:
+        try:
+            right.append((spec.shown, compile_specification(spec)))
+        except CompileError as error:
+            problems.append(error)
+    return right, problems
+
+
+def _refuse(problems: Sequence[CompileError]) -> None:
     if problems:
-        raise CommandError("the following specifications are wrong\n\n" + "\n\n".join(problems))
+        told = "\n\n".join(map(str, problems))
+        raise CommandError(f"the following specifications are wrong\n\n{told}")
 
 
 def _one(options: argparse.Namespace) -> Specification:
@@ -280,7 +314,8 @@ def _run(options: argparse.Namespace) -> None:
         if options.size is None or not 0 <= options.size <= MAX_ELEMENTS:
             shown = "nothing" if options.size is None else options.size
             raise CommandError(
-                f"`--size` must be the number of elements to decode. Received: {shown}"
+                f"`--size` must be the number of elements to decode, at most {MAX_ELEMENTS}. "
+                f"Received: {shown}"
             )
         result = codec.decode(_vector(data, np.uint8, options.input), options.size)
         results = [(options.output, result)]

@@ -16,9 +16,10 @@ Hundreds say the stage: 0 lexer and file, 1 parser, 2 names, 3 types, 4 operator
 6 parameters, 7 back ends.
 """
 
+import re
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from compll.source import SourceFile, Span
 
@@ -131,6 +132,8 @@ HELP = {
 
 
 _LONGEST_QUOTE = 60  # characters of the program's text in a message
+_LONG_WORD = re.compile(rf"\w{{{_LONGEST_QUOTE + 3},}}")  # a name or a number of the program
+_CONVERTED = re.compile(r"\bint\((\w+)\)")
 _LONGEST_LINE = 160  # characters of the program's text; of a longer line a part is shown
 
 
@@ -149,6 +152,10 @@ class Diagnostic:
     message: str
     span: Span
     notes: tuple[str, ...] = ()
+
+    def moved(self, by: int) -> "Diagnostic":
+        """The same in a text that begins so many characters earlier."""
+        return replace(self, span=Span(self.span.start + by, self.span.end + by))
 
     def render(self, source: SourceFile) -> str:
         """The message with the program text and carets under the span's first line."""
@@ -195,15 +202,24 @@ def printable(text: str) -> str:
 
 
 def columns(text: str) -> int:
-    """Columns that text takes on a terminal: wide characters take two, combining ones none."""
+    """Columns that text takes on a terminal: wide characters take two, combining ones none.
+
+    Those are the marks that take no place of their own: accents, and what many scripts write above
+    or below a letter, which Unicode does not reorder and so gives no combining class.
+    """
     return sum(
         0
-        if unicodedata.combining(char)
+        if unicodedata.category(char) in ("Mn", "Me")
         else 2
         if unicodedata.east_asian_width(char) in ("W", "F")
         else 1
         for char in text
     )
+
+
+def as_written(text: str) -> str:
+    """Types of the IR as programs have them: there a `uint8 b` makes no `uint<int(b)>`."""
+    return _CONVERTED.sub(r"\1", text)
 
 
 class CompileError(Exception):
@@ -230,7 +246,11 @@ class Report:
             raise KeyError(f"`code` must be listed in CODES. Received: code={code!r}")
         if not any(note.startswith("help: ") for note in notes):
             notes = (*notes, f"help: {HELP[code]}")
-        self._found.setdefault((code, span), Diagnostic(code, message, span, notes))
+        message, *lines = (
+            _LONG_WORD.sub(lambda word: f"{word[0][:_LONGEST_QUOTE]}...", as_written(line))
+            for line in (message, *notes)
+        )
+        self._found.setdefault((code, span), Diagnostic(code, message, span, tuple(lines)))
 
     def line(self, span: Span) -> int:
         """Number of the line where `span` starts, for notes that point elsewhere."""

@@ -71,13 +71,18 @@ def compile_text(text: str, name: str, shown: str = "<text>") -> nodes.Program:
 
 def _compile(files: Sequence[SourceFile], name: str) -> nodes.Program:
     """Compiles one file, or two that are read as one; `name`: of the codec."""
-    if len(files) > 1:
-        # Each for itself, so that a bracket that one leaves open is not looked for in the other.
-        for file in files:
-            report = Report(file)
+    source = join(files)
+    found = []
+    # Each for itself, so that a bracket that one leaves open is not looked for in the other.
+    for start, file in source.parts:
+        report = Report(file)
+        try:
             parse(file, report)
             report.raise_if_any()
-    source = join(files)
+        except CompileError as error:
+            found += [one.moved(start) for one in error.diagnostics]
+    if found:
+        raise CompileError(source, found)
     report = Report(source)
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):
         message = f"the file of a codec must be named like a variable. Received: {name!r}"

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from compll import packet
 from compll.backends import bits, philox, reduction, select
+from compll.errors import as_written
 from compll.ir import nodes, semantics, transforms
 from compll.ir.functions import Value
 from compll.ir.types import FLOAT, INT, MAX_PACKED_BITS, Array, Type, UInt
@@ -61,7 +62,8 @@ class Interpreter:
         value = int(self.eval(kind.bits))
         if not 1 <= value <= MAX_PACKED_BITS:
             raise ValueError(
-                f"the width `{kind}` must be from 1 to {MAX_PACKED_BITS}. Received: {value}"
+                f"the width `{as_written(str(kind))}` must be from 1 to {MAX_PACKED_BITS}. "
+                f"Received: {value}"
             )
         return value
 

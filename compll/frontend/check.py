@@ -301,7 +301,7 @@ class _Decoder(_Body):
         if found is POISONED:
             raise Refused
         if not isinstance(found, Variable):
-            help_lines = unknown(argument.name, self.frame.scope.all_names())
+            help_lines = unknown(argument.name, self.frame.scope.all_names(), "float*", "")
             raise self.lower.refuse(
                 "E201", f"unknown name `{argument.name}`", argument.span, *help_lines
             )

@@ -37,6 +37,7 @@ _BY_EXPECTED = {
     "the name of a parameter": "give the parameter a name after its type, as in `float clip`",
     "the name of a state": "give the state a name after its type, as in `float* residual;`",
     "the name of a field": "write `v.size`, the only field there is",
+    "a statement": "write a declaration, an assignment or an `if` there",
     "a type": "begin with a type: float, int, uint8, uint<bits>, or one of them with `*`",
     "a number": "write one number; parameters take no expressions there",
     "a value": "write a number, a name, a call or `(...)` there",
@@ -76,6 +77,9 @@ def advice(expected: str, found: str, is_type: bool) -> str:
         return "help: compare with `==`; a value is assigned by a statement of its own"
     if expected.startswith("`;`") and found == "=":
         return "help: an element cannot be assigned: make the whole vector by a `map`"
+    if expected == "a type" and found in ("}", ";"):
+        what = "no block is open" if found == "}" else "nothing ends"
+        return f"help: remove it; {what} there"
     if found in _BY_FOUND and not expected.startswith(("a number", "the name")):
         return f"help: {_BY_FOUND[found]}"
     for start, text in _BY_EXPECTED.items():

@@ -249,14 +249,16 @@ def _read_states(
             message = f"`{block.name}` is not a codec of this file that can have state"
             help_lines = nearest(block.name, [prefix]) if block.name != prefix else ()
             report.add("E604", message, block.span, *(help_lines or (note,)))
-            continue
+            if not has_encode:
+                continue
+        # What is wrongly declared is known all the same: its uses are not unknown names.
         if _is_repeated(block, tree.states[:number], report):
             continue
         for item in block.fields:
             if _spelled(item.type) != "float*":
                 message = f"`{item.name}` must be a `float*`, found `{_spelled(item.type)}`"
                 report.add("E605", message, item.type.span)
-            elif item.name in taken or item.name in found:
+            if item.name in taken or item.name in found:
                 report.add("E203", f"`{item.name}` is declared twice", item.span)
             else:
                 found[item.name] = nodes.Var(item.name, Array(FLOAT), item.span)

@@ -14,7 +14,7 @@ from compll.source import SourceFile, Span
 
 MAX_CHARACTERS = 1 << 20
 # Control characters that no text has.
-_BINARY = re.compile(r"[\x00-\x08\x0e-\x1b\x7f]")
+_BINARY = re.compile(r"[\x00-\x08\x0e-\x1f\x7f]")
 
 _TOKEN = re.compile(
     r"(?P<space>\s+|//[^\n\r]*|/\*.*?\*/)"
@@ -84,7 +84,7 @@ def tokenize(source: SourceFile, report: Report) -> list[Token]:
         elif kind != "space":
             tokens.append(Token(str(kind), match.group(), span))
         at = match.end()
-    end = max(0, len(text) - 1)
+    end = len(text.rstrip())
     tokens.append(Token("end", "", Span(end, end + 1)))
     return tokens
 

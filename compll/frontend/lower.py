@@ -162,7 +162,7 @@ class Lowerer:
             raise self.refuse(
                 "E304", "`uint` needs a width", tree.span, "help: `uint32`, or `uint<expr>`"
             )
-        width = self.scalar(tree.width, frame)
+        width = self.scalar(tree.width, frame, kind="int")
         if width.type == FLOAT:
             raise self.refuse("E304", "the width of `uint` must be an integer", tree.width.span)
         note = "note: the packet's layout must be known before its contents"
@@ -201,12 +201,15 @@ class Lowerer:
         """A scalar as what is computed with: Float or Int."""
         return value if value.type == FLOAT else self.convert(value, INT)
 
-    def scalar(self, tree: ast.Expr, frame: Frame, use: str = "") -> nodes.Expr:
+    def scalar(
+        self, tree: ast.Expr, frame: Frame, use: str = "", kind: str = "float"
+    ) -> nodes.Expr:
         """Lowers an expression that must not be a vector.
 
         `use`: what is done with it, as a lambda of `x` would write it, for the line of help.
+        `kind`: a type that it may have, for that of an unknown name.
         """
-        value = self.expr(tree, frame)
+        value = self.expr(tree, frame, kind)
         if isinstance(value.type, Array):
             help_line = "help: take an element, as in `v[0]`, or `reduce` or `map` the vector"
             if use:
@@ -231,7 +234,7 @@ class Lowerer:
 
     def integer(self, tree: ast.Expr, frame: Frame, what: str) -> nodes.Expr:
         """Lowers an expression that must be an integer."""
-        value = self.scalar(tree, frame)
+        value = self.scalar(tree, frame, kind="int")
         if value.type == FLOAT:
             message = f"{what} must be an integer, found a `float`"
             help_line = "help: declare `int j = ...;` before, which drops the fraction, and use j"
@@ -240,8 +243,8 @@ class Lowerer:
 
     # Expressions.
 
-    def expr(self, tree: ast.Expr, frame: Frame) -> nodes.Expr:
-        """Lowers any expression."""
+    def expr(self, tree: ast.Expr, frame: Frame, kind: str = "float") -> nodes.Expr:
+        """Lowers any expression; `kind`: a type that it may have, where it is an unknown name."""
         self._budget -= 1
         if self._budget < 0:
             # Lambdas that call lambdas can grow without bound; a specification is a page of text.
@@ -249,14 +252,14 @@ class Lowerer:
             self.report.add("E102", message, tree.span)
             raise Exhausted
         with self.nested(tree.span):
-            return self._expr(tree, frame)
+            return self._expr(tree, frame, kind)
 
-    def _expr(self, tree: ast.Expr, frame: Frame) -> nodes.Expr:
+    def _expr(self, tree: ast.Expr, frame: Frame, kind: str) -> nodes.Expr:
         match tree:
             case ast.Number():
                 return self._literal(tree)
             case ast.Name():
-                return self._name(tree, frame)
+                return self._name(tree, frame, kind)
             case ast.Unary():
                 return self._unary(tree, frame)
             case ast.Binary():
@@ -268,10 +271,9 @@ class Lowerer:
                         (tree.yes, tree.no), lambda arm: self.scalar(arm, frame)
                     ),
                 )
-                kind = yes.type if yes.type == no.type else joined(yes.type, no.type)
-                return nodes.Select(
-                    kind, tree.span, condition, self.convert(yes, kind), self.convert(no, kind)
-                )
+                both_are = yes.type if yes.type == no.type else joined(yes.type, no.type)
+                yes, no = self.convert(yes, both_are), self.convert(no, both_are)
+                return nodes.Select(both_are, tree.span, condition, yes, no)
             case ast.Index():
                 return self._index(tree, frame)
             case ast.Field():
@@ -288,7 +290,7 @@ class Lowerer:
 
     def _index(self, tree: ast.Index, frame: Frame) -> nodes.Expr:
         base, index = both(
-            lambda: self.expr(tree.base, frame),
+            lambda: self.expr(tree.base, frame, "float*"),
             lambda: self.integer(tree.index, frame, "an index"),
         )
         if not isinstance(base.type, Array):
@@ -303,7 +305,7 @@ class Lowerer:
             raise self.refuse("E308", f"a `float` holds at most {MAX_FLOAT:.9g}", tree.span)
         return nodes.Const(FLOAT, tree.span, value)
 
-    def _name(self, tree: ast.Name, frame: Frame) -> nodes.Expr:
+    def _name(self, tree: ast.Name, frame: Frame, kind: str) -> nodes.Expr:
         found = frame.scope.find(tree.name)
         if found is None:
             if tree.name in KEY_PARTS:
@@ -314,7 +316,7 @@ class Lowerer:
                 "E201",
                 f"unknown name `{tree.name}`",
                 tree.span,
-                *unknown(tree.name, frame.scope.all_names()),
+                *unknown(tree.name, frame.scope.all_names(), kind),
             )
         if found is POISONED:
             raise Refused
@@ -398,7 +400,7 @@ class Lowerer:
             found = frame.scope.find(tree.base.name)
             if isinstance(found, Variable) and found.kind == "output":
                 return nodes.Size(INT, tree.span, _output(found))
-        base = self.expr(tree.base, frame)
+        base = self.expr(tree.base, frame, "float*")
         if not isinstance(base.type, Array):
             raise self.refuse(
                 "E306", f"`{base.type}` has no `.size`", tree.span, "note: vectors have it"
@@ -520,7 +522,7 @@ class Lowerer:
 
     def vector(self, tree: ast.Expr, frame: Frame) -> nodes.Expr:
         """Lowers an expression that must be a vector."""
-        value = self.expr(tree, frame)
+        value = self.expr(tree, frame, "float*")
         if not isinstance(value.type, Array):
             help_line = "help: give it the gradient, `range(n)` or another vector"
             message = f"expected a vector, found a `{value.type}`"

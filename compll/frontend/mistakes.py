@@ -10,6 +10,15 @@ from compll.frontend import hints
 from compll.frontend.lexer import Token
 from compll.ir.reducers import REDUCERS
 
+FOREIGN_WORDS = (
+    *("for", "while", "do", "switch", "case", "break", "continue", "goto", "struct", "class"),
+    *("auto", "const", "static", "typedef", "template", "using", "namespace", "new", "delete"),
+    "sizeof",
+)
+FOREIGN_OPERATORS = ("++", "--")
+FOREIGN_STARTS = ("def", "elif", "from", "import")
+"""Foreign where a statement begins with them, and good names of variables."""
+
 _TABLE = (
     "there are no tables: write a lambda that returns `k == 0 ? a : k == 1 ? b : c`, or a `map` of "
     "one over `range(n)`"
@@ -21,6 +30,12 @@ _FOREIGN = {
         ("auto", "const", "static"),
         "remove it; a declaration is a type and a name, `float mean = ...;`",
     ),
+    **dict.fromkeys(("switch", "case"), "write `if (...)`, or `c ? a : b`"),
+    **dict.fromkeys(
+        ("struct", "class", "typedef", "template", "using", "namespace", "new", "delete"),
+        "remove it, or choose another name; there are numbers, vectors and lambdas",
+    ),
+    "sizeof": "write `v.size`",
 }
 
 

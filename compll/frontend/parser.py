@@ -47,26 +47,7 @@ TYPE_NAMES = (
     "uint32",
     "lambda_func",
 )
-_FOREIGN_WORDS = (
-    *(
-        "for",
-        "while",
-        "do",
-        "switch",
-        "case",
-        "break",
-        "continue",
-        "goto",
-        "struct",
-        "class",
-        "auto",
-        "const",
-    ),
-    *("static", "typedef", "template", "using", "namespace", "new", "delete", "sizeof"),
-)
-_FOREIGN_OPERATORS = ("++", "--")
-# Foreign where a statement begins with them, and good names of variables.
-_FOREIGN_STARTS = ("def", "elif", "from", "import")
+_KEYWORDS = ("if", "else", "return")
 _COMPOUND = ("+=", "-=", "*=", "/=", "%=", "<<=", ">>=", "&=", "|=", "^=")
 _PRECEDENCE = {
     **{
@@ -143,13 +124,14 @@ class _Parser:
         return self._next()
 
     def _name(self, what: str) -> Token:
-        if self._token.kind != "name" or self._token.text in TYPE_NAMES:
+        taken = (*TYPE_NAMES, *_KEYWORDS, *mistakes.FOREIGN_WORDS)
+        if self._token.kind != "name" or self._token.text in taken:
             self._fail(what)
         return self._next()
 
     def _fail(self, expected: str) -> NoReturn:
         token = self._token
-        if token.kind == "op" and token.text in _FOREIGN_OPERATORS:
+        if token.kind == "op" and token.text in mistakes.FOREIGN_OPERATORS:
             self._foreign(token)
         if self._open and (token.kind == "end" or self._is_at_function()):
             line = self._report.line(self._open[-1].span)
@@ -163,6 +145,8 @@ class _Parser:
         note = mistakes.advice(self._tokens, self._at, expected, is_type) or hints.advice(
             expected, token.text, is_type
         )
+        if expected.startswith("the name") and token.text in (*_KEYWORDS, *mistakes.FOREIGN_WORDS):
+            note = f"help: choose another name: `{token.text}` is a word of C++"
         self._report.add("E101", f"expected {expected}, found {token.describe()}", token.span, note)
         raise _Recover
 
@@ -184,9 +168,14 @@ class _Parser:
         """Whether a function begins here, which stands in no block."""
         return self._is("void") and self._peek().kind == "name" and self._peek(2).text == "("
 
+    def _is_at_top(self) -> bool:
+        """Whether a function or a block of parameters or states begins here."""
+        is_block = self._is("param") or self._is("state")
+        return self._is_at_function() or (is_block and self._peek(2).text == "{")
+
     def _foreign(self, token: Token) -> NoReturn:
         help_line = mistakes.foreign(token.text)
-        if token.text in _FOREIGN_STARTS:
+        if token.text in mistakes.FOREIGN_STARTS:
             help_line = hints.advice("a statement", token.text, False)
         self._report.add("E103", f"the language has no `{token.text}`", token.span, help_line)
         if self._peek().text == "(":
@@ -206,8 +195,8 @@ class _Parser:
     def _is_foreign(self) -> bool:
         """Whether a word of another language begins a statement here."""
         token, after = self._token, self._peek()
-        if token.kind != "name" or token.text not in _FOREIGN_STARTS:
-            return token.kind == "name" and token.text in _FOREIGN_WORDS
+        if token.kind != "name" or token.text not in mistakes.FOREIGN_STARTS:
+            return token.kind == "name" and token.text in mistakes.FOREIGN_WORDS
         return after.kind == "name" or (token.text == "elif" and after.text == "(")
 
     def _nested(self, rule: Callable[[], _Item]) -> _Item:
@@ -259,8 +248,8 @@ class _Parser:
                 else:
                     functions.append(self._function())
             except _Recover:
-                self._skip_statement()
-                if self._at == before or self._is("}"):
+                # Up to there, what belongs to a body would be told to be no function.
+                while self._token.kind != "end" and (self._at == before or not self._is_at_top()):
                     self._next()
         return ast.File(
             Span(0, self._token.span.end), tuple(blocks), tuple(states), tuple(functions)
@@ -280,7 +269,7 @@ class _Parser:
         name = self._name(f"the name of a codec after `{word}`")
         self._expect("{", f"after the name of a `{word}` block")
         fields: list[_Item] = []
-        while not self._is("}") and self._token.kind != "end":
+        while not self._is("}") and self._token.kind != "end" and not self._is_at_top():
             try:
                 fields.append(field())
             except _Recover:
@@ -324,9 +313,7 @@ class _Parser:
         result = self._type()
         name = self._name("the name of a function")
         parameters = self._parameters()
-        if not self._is("{"):
-            self._fail("`{` before the body of a function")
-        body = self._body()
+        body = self._body("before the body of a function")
         return ast.Function(
             name.span, result, name.text, parameters, body, self._tokens[self._at - 1].span
         )
@@ -344,7 +331,7 @@ class _Parser:
         return tuple(parameters)
 
     def _type(self) -> ast.TypeName:
-        if self._token.kind != "name":
+        if self._token.kind != "name" or self._token.text in _KEYWORDS:
             self._fail("a type")
         name = self._next()
         width = None
@@ -371,8 +358,21 @@ class _Parser:
 
     # Statements.
 
-    def _body(self) -> tuple[ast.Stmt, ...]:
-        self._open.append(self._expect("{", "before a block"))
+    def _begin(self, where: str) -> Token:
+        """Takes the `{` of a block; it is told to be missing, and no more, before a statement."""
+        if not self._is("{"):
+            try:
+                self._fail(f"`{{` {where}")
+            except _Recover:
+                is_assigned = self._peek().text in ("=", *_COMPOUND)
+                is_statement = is_assigned or self._token.text in ("if", "return")
+                if self._is_at_function() or not (is_statement or self._is_declaration()):
+                    raise
+                return self._token
+        return self._next()
+
+    def _body(self, where: str = "before a block") -> tuple[ast.Stmt, ...]:
+        self._open.append(self._begin(where))
         try:
             statements: list[ast.Stmt] = []
             while not self._is("}"):
@@ -384,6 +384,8 @@ class _Parser:
                         statements.append(statement)
                 except _Recover:
                     self._skip_statement()
+                    while self._take("else"):  # of what was skipped
+                        self._skip_statement()
             self._next()
             return tuple(statements)
         finally:
@@ -406,6 +408,8 @@ class _Parser:
                 return self._if()
             if token.text == "return":
                 return self._return()
+            if token.text == "else":
+                self._fail("a statement")
             if token.text == "state" and self._peek().kind == "name":
                 note = "help: `state X { float* residual; }` stands before the functions"
                 self._report.add("E511", "`state` is not allowed here", token.span, note)
@@ -542,9 +546,9 @@ class _Parser:
             value = self._expression()
             self._expect(")", "to match `(`")
             return value
-        if token.kind != "name" or (token.text in TYPE_NAMES and token.text != "random"):
+        if token.kind != "name" or token.text in (*TYPE_NAMES, *_KEYWORDS):
             self._fail("a value")
-        if token.text in _FOREIGN_WORDS:
+        if token.text in mistakes.FOREIGN_WORDS:
             self._foreign(token)
         self._next()
         type_argument = None

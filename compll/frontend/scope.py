@@ -135,9 +135,18 @@ def _is_seen(found: Variable | Function, before: int | None) -> bool:
     return before is None or not is_local or found.declared.start < before
 
 
-def unknown(name: str, known: Iterable[str]) -> tuple[str, ...]:
-    """The line of help for an unknown name: what is near, or how it is declared."""
-    declare = f"help: declare it before, as in `float {name} = ...;`"
+def unknown(
+    name: str, known: Iterable[str], kind: str = "float", value: str = " = ..."
+) -> tuple[str, ...]:
+    """The line of help for an unknown name: what is near, or how it is declared.
+
+    Args:
+        name: it.
+        known: names that are known there.
+        kind: a type that it may have.
+        value: what stands behind the name in its declaration.
+    """
+    declare = f"help: declare it before, as in `{kind} {name}{value};`"
     return hints.elsewhere(name) or nearest(name, known) or (declare,)
 
 

@@ -23,6 +23,7 @@ from compll.frontend.scope import (
     Variable,
     unknown,
 )
+from compll.frontend.vectors import OPERATORS
 from compll.ir import nodes
 from compll.ir.types import BOOL, FLOAT, INT, Array, Type
 from compll.source import Span
@@ -178,7 +179,9 @@ class Statements:
             message = f"`{statement.name}` belongs to the call, so it cannot be assigned"
             raise lower.refuse("E206", message, statement.span)
         if found is None:
-            help_lines = unknown(statement.name, frame.scope.all_names())
+            made = statement.value.name if isinstance(statement.value, ast.Call) else ""
+            kind = _MADE.get(made, "float*" if made in OPERATORS else "float")
+            help_lines = unknown(statement.name, frame.scope.all_names(), kind)
             raise lower.refuse(
                 "E201", f"unknown name `{statement.name}`", statement.span, *help_lines
             )
@@ -209,7 +212,7 @@ class Statements:
     def value_for(self, kind: Type, tree: ast.Expr, frame: Frame) -> nodes.Expr:
         """An expression as a value of type `kind`; vectors convert element by element."""
         lower = self.lowerer
-        value = lower.expr(tree, frame)
+        value = lower.expr(tree, frame, str(kind))
         if kind == Array(FLOAT) and isinstance(value, nodes.TopK):
             # It would convert. Who writes this expects values, which are what others' top_k gives.
             message = "a vector of `float` cannot be a `top_k`, which gives indices"
@@ -321,6 +324,8 @@ class Statements:
         state.done = True
 
 
+# What operators of vectors make, where that is no `float*`.
+_MADE = {"reduce": "float", "range": "int*", "top_k": "int*"}
 # What to do where a statement of packets stands in a wrong place, of an Encode or of a Decode.
 _PLACES = {
     ("concat", False): "help: assign it, by the last statement: `packet = concat(a, b, ...);`",

@@ -520,3 +520,30 @@ def test_two_vectors_without_an_encode():
     wrong = DECODE.replace("REST", "float* v; float* w; extract(packet, v, w);")
     right = encoder("out = concat(gradient, gradient);") + wrong
     check(wrong, "E506", "write `FooEncode`, too", right)
+
+
+@pytest.mark.parametrize(
+    ("statement", "declared"),
+    [
+        ("float* v = map(b, [&](float x) -> float { return x; });", "float* b = ...;"),
+        ("float v = reduce(b, 0, sum);", "float* b = ...;"),
+        ("float v = b[0];", "float* b = ...;"),
+        ("int v = b.size;", "float* b = ...;"),
+        ("float v = gradient[b];", "int b = ...;"),
+        ("int* v = range(b);", "int b = ...;"),
+        ("uint<b> v = 3;", "int b = ...;"),
+        ("uint8* v = b;", "uint8* b = ...;"),
+        ("b = sort(gradient, less);", "float* b = ...;"),
+        ("b = top_k(gradient, 3);", "int* b = ...;"),
+        ("b = 3;", "float b = ...;"),
+    ],
+)
+def test_an_unknown_name_is_declared_as_what_is_needed(statement, declared):
+    wrong = encoder(f"{statement}\nout = concat(gradient);")
+    check(wrong, "E201", f"as in `{declared}`", encoder("out = concat(gradient);"))
+
+
+def test_what_is_extracted_is_declared_without_a_value():
+    first = found(DECODE.replace("REST", "extract(packet, v);"))[0]
+    assert "declare it before, as in `float* v;`" in first[2]
+    assert not found(DECODE.replace("REST", "float* v; extract(packet, v);"))

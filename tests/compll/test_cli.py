@@ -2,7 +2,10 @@
 """The command line: what it writes, and one clear line for every mistake."""
 
 import errno
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -319,11 +322,60 @@ def test_a_bad_specification_shows_the_program(tmp_path, capsys):
     assert "Is a directory" in capsys.readouterr().err
 
 
+def test_all_bad_specifications_are_told(tmp_path, capsys):
+    text = "void {0}Encode(float* g, uint8* o) {{ o = concat({0}); }}"
+    wrong = [tmp_path / "one.pse", tmp_path / "two.pse"]
+    for path, name in zip(wrong, ("One", "Two"), strict=True):
+        path.write_text(text.format(name))
+    given = [str(wrong[0]), TERNGRAD, str(wrong[1])]
+    for command in (["check", *given], ["gen", *given, "-o", str(tmp_path / "made")]):
+        assert main(command) == 1
+        told = capsys.readouterr().err
+        assert "unknown name `One`" in told and "unknown name `Two`" in told
+    assert not (tmp_path / "made").exists()
+
+
 @pytest.mark.parametrize("arguments", [[], ["frobnicate"], ["run", TERNGRAD], ["gen"]])
 def test_misspelt_commands_are_usage(arguments):
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2
+
+
+def test_the_help_of_a_command_says_what_it_does(capsys):
+    for command in ("gen", "check", "ir", "run", "includes"):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        said = capsys.readouterr().out.split("\n\n")[1]
+        assert said[0].isupper() and said.endswith("."), command
+
+
+def test_a_file_is_no_folder(tmp_path, capsys):
+    (tmp_path / "x").touch()
+    assert main(["gen", TERNGRAD, "-o", str(tmp_path / "x")]) == 1
+    assert "`--output` must be a folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    ("output", "code", "said"),
+    [
+        ("| (exec 0<&-; sleep 0.5); exit ${PIPESTATUS[0]}", 141, ""),
+        (">&-", 0, ""),
+        ("> /dev/full", 1, "compll: error: No space left on device\n"),
+    ],
+)
+def test_output_that_nobody_reads(unbuffered, output, code, said):
+    """What was printed is more than a buffer holds, and less."""
+    for command in (f"ir {SPECS / 'eden.pse'}", "includes"):
+        ended = subprocess.run(
+            ["bash", "-c", f"{sys.executable} -m compll {command} {output}"],
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert (ended.returncode, ended.stderr) == (code, said)
 
 
 def test_no_compiler(monkeypatch, capsys, tmp_path, gradient):

@@ -3,6 +3,7 @@
 
 import inspect
 import re
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from compll.cli import main
 from compll.errors import CODES, HELP
 from compll.frontend import hints, parser
 from compll.pipeline import cuda_source
+from tests.compll.support import SPECS
 
 FOLDER = Path(__file__).parent / "errors"
 EXPECTS = re.compile(r'_expect(?:_semicolon)?\("(.)"?, f?"([^"]*)"')
@@ -80,6 +82,68 @@ def test_carets_stand_below_wide_characters():
     assert caret.index("^") == shown.index("h)") + 2 - 1
 
 
+# Marks that Unicode does not reorder, of class 0: vowels of Thai and Hindi, the emoji selector.
+@pytest.mark.parametrize("text", ["\u0e44\u0e21\u0e49\u0e31", "\u0928\u0941", "\u2764\ufe0f"])
+def test_carets_stand_below_marks_that_take_no_column(text):
+    with pytest.raises(compll.CompileError) as caught:
+        compll.compile_text(f"void XEncode(float* g, uint8* o) {{ /*{text}*/ o = h; }}", "x")
+    shown, caret = str(caught.value).splitlines()[3:5]
+    marks = sum(unicodedata.category(char) == "Mn" for char in text)
+    assert marks > 0
+    assert caret.index("^") == shown.index("h;") - marks
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\r\n", "\n\n  "])
+def test_what_the_end_of_the_file_lacks_is_marked_behind_the_text(end):
+    with pytest.raises(compll.CompileError, match="found the end of the file") as caught:
+        compll.compile_text("void XEncode(float* g, uint8* o) {\n  o = concat(g);" + end, "x")
+    assert str(caught.value).splitlines()[1:5] == [
+        " --> <text>:2:17",
+        "  |",
+        "2 |   o = concat(g);",
+        "  |                 ^",
+    ]
+
+
+@pytest.mark.parametrize("name", ["dgc", "graddrop", "terngrad"])
+def test_a_brace_that_is_missing_brings_few_messages(name):
+    """What comes behind it was read as functions, with a message for each statement."""
+    text = re.sub(r"//[^\n]*", "", (SPECS / f"{name}.pse").read_text(encoding="utf-8"))
+    for at in (match.start() for match in re.finditer("[{}]", text)):
+        with pytest.raises(compll.CompileError) as caught:
+            compll.compile_text(text[:at] + text[at + 1 :], name)
+        assert len(caught.value.diagnostics) <= 3, str(caught.value)
+
+
+def test_a_chain_of_arms_that_is_too_long_is_told_once():
+    chain = "if (g.size > 1) a = 1;" + " else if (g.size > 2) a = 2;" * 99
+    text = f"void XEncode(float* g, uint8* o) {{ float a = 0; {chain} float b = ; o = concat(a); }}"
+    with pytest.raises(compll.CompileError) as caught:
+        compll.compile_text(text, "x")
+    assert [item.code for item in caught.value.diagnostics] == ["E102", "E101"]
+
+
+def test_widths_are_shown_as_they_are_written():
+    text = (
+        "void XEncode(float* g, uint8* o, uint8 b) {{ uint<b>* q = map(g, f); {} o = concat(q); }}"
+    )
+    text = text.replace("map(g, f)", "map(g, [&](float x) -> uint<b> {{ return x; }})")
+    with pytest.raises(compll.CompileError, match=r"found `uint<b>\*`"):
+        compll.compile_text(text.format("float z = q;"), "x")
+    with pytest.raises(ValueError, match=r"width `uint<b>` must be from 1 to 16\. Received: 20"):
+        compll.Reference(compll.compile_text(text.format(""), "x"), b=20).wire_bytes(3)
+
+
+def test_long_names_and_numbers_are_cut_in_messages():
+    long = "z" * 5000
+    for wrong in (long, f"1{long}", "9" * 5000):
+        text = f"void XEncode(float* g, uint8* o) {{ float a = {wrong}; o = concat(a); }}"
+        with pytest.raises(compll.CompileError) as caught:
+            compll.compile_text(text, "x")
+        assert max(map(len, str(caught.value).splitlines())) < 200
+        assert wrong[:60] in caught.value.diagnostics[0].message + str(caught.value)
+
+
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"], ids=["lf", "crlf", "cr"])
 def test_lines_may_end_in_any_way(end):
     text = "// one" + end + "void XEncode(float* g, uint8* o) {" + end + "o = concat(h); }" + end
@@ -100,7 +164,7 @@ def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path):
 
 
 def test_binary_files_are_one_error_and_print_no_control_characters():
-    for text in ("\x00\x01\x02" * 50, "void\x1b[31mX", "\x7fELF\x02"):
+    for text in ("\x00\x01\x02" * 50, "void\x1b[31mX", "\x7fELF\x02", "void\x1fX"):
         with pytest.raises(compll.CompileError, match="must be text") as caught:
             compll.compile_text(text, "x")
         assert [found.code for found in caught.value.diagnostics] == ["E004"]

@@ -2,6 +2,7 @@
 """A codec whose Encode stands in one file and whose Decode in another: what one file would be."""
 
 import importlib.util
+import re
 
 import numpy as np
 import pytest
@@ -141,6 +142,17 @@ def test_mistakes_are_told_with_the_file_and_the_line(tmp_path):
         told = str(caught.value)
         assert code in told, told
         assert f"--> {place.format(*paths)}" in told, told
+
+
+def test_mistakes_of_both_files_come_at_once(tmp_path):
+    paths = [tmp_path / "FooEncode.pse", tmp_path / "FooDecode.pse"]
+    paths[0].write_text(ENCODE.rstrip().removesuffix("}"))
+    paths[1].write_text(DECODE.replace(";", "", 1) + "/*")
+    with pytest.raises(compll.CompileError) as caught:
+        compll.compile_spec(*paths)
+    places = re.findall(r"--> (.*?):(\d+)", str(caught.value))
+    # A comment that is not closed is told before the file is parsed.
+    assert places == [(str(paths[0]), "4"), (str(paths[1]), "7")]
 
 
 def test_check_joins_halves_and_keeps_codecs_apart(tmp_path, capsys, halves, whole):

@@ -52,6 +52,7 @@ def test_canonical_text_has_all_parameters() -> None:
     assert parse("terngrad(4)") == parse("terngrad( bitwidth = 4 )") == ops.terngrad(bitwidth=4)
     assert error_feedback(ops.onebit()).text == "error_feedback(onebit)"
     assert parse("onebit()") == ops.onebit()
+    assert parse("momentum(onebit, 1e-1)") == ops.momentum(ops.onebit(), 0.1)
 
 
 def test_what_makes_no_packets() -> None:
@@ -108,6 +109,17 @@ def test_numbers_of_numpy_are_numbers() -> None:
             ops.terngrad(wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("algorithm", ops.REGISTRY.values(), ids=lambda a: a.name)
+def test_none_is_no_number(algorithm: Algorithm) -> None:
+    """And not the default, which a message would say that there is none of."""
+    for parameter in algorithm.parameters:
+        message = f"`{parameter.name}` must be .*[^.]. Received: {parameter.name}=None"
+        with pytest.raises(TypeError, match=message):
+            Compressor(algorithm.name, ((parameter.name, None),))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="`below` must be given: it has no default"):
+        Compressor("mixed", inner=ops.onebit())
+
+
 def test_what_has_state_is_advised_to_stay_as_it_is() -> None:
     for text in ("dgc", "warmup(dgc, 10)", "mixed(dgc, below=9)"):
         with pytest.raises(ValueError, match="so write") as caught:
@@ -127,8 +139,10 @@ def test_words_stand_for_numbers() -> None:
     assert ops.fp8().text == parse("fp8").text == "fp8(format=e4m3, block=128)"
     assert parse("fp8(e5m2, 64)") == ops.fp8(format="e5m2", block=64) == ops.fp8(2, 64)
     assert ops.fp8("e5m2").params == (("format", 2), ("block", 128))
-    with pytest.raises(ValueError, match="`format` must be one of e4m3, e5m2"):
-        ops.fp8("bf16")
+    for wrong in ("bf16", 4, 2.0):
+        with pytest.raises((TypeError, ValueError), match="`format` must be one of e4m3, e5m2"):
+            ops.fp8(wrong)
+    assert parse("dgc(nesterov=True)") == ops.dgc(nesterov=True) != parse("dgc(nesterov=False)")
     with pytest.raises(TypeError, match="`block` must be an integer"):
         ops.int8(block="64")
 
@@ -159,6 +173,10 @@ def test_words_stand_for_numbers() -> None:
         ("tbq(tau=0)", "`tau` must be in"),
         ("tbq(tau=nan)", "`tau` must be in"),
         ("error_feedback(qsgd(bits=2))", "`bits` must be at least 3 under error feedback"),
+        ("topk(0.0005)", r"must be in \[0.001, 1.0\]. Received: ratio=0.0005$"),
+        ("momentum(onebit, -1)", r"`beta` must be in \[0.0, 0.9999\]. Received: beta=-1$"),
+        ("mixed(onebit, 1e3)", "`below` must be an integer. Received: below=1000.0"),
+        ("warmup(topk, nan)", "`steps` must be an integer. Received: steps=nan"),
         ("terngrad(2, 3)", "takes 1 arguments"),
         ("terngrad(2, bitwidth=3)", "given once"),
         ("terngrad(width=3)", "`terngrad` takes bitwidth. Received: width=3"),

@@ -108,6 +108,21 @@ def test_faces_agree_beside_a_value_that_is_not_finite(
     assert_faces_agree(compressor, x)
 
 
+@each
+def test_faces_agree_on_equal_elements(compressor: Compressor) -> None:
+    for value in (0.3, -7.5, -0.0, 1e-42, -3e35, np.nan, np.inf, -np.inf):
+        assert_faces_agree(compressor, np.full(1023, np.float32(value)))
+
+
+@with_state_too
+def test_packets_of_other_versions_are_refused_in_a_graph(compressor: Compressor) -> None:
+    packet = encoded(compressor, gradient(40), KEY)
+    packet[4] += 1
+    for use in (graph.decode, lambda c, p, n: graph.merge(c, p[tf.newaxis], n)):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="version"):
+            use(compressor, tf.constant(packet), 40)
+
+
 @each_with_feedback
 def test_shapes_are_static(compressor: Compressor) -> None:
     feedback = error_feedback(compressor)

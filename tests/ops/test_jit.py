@@ -301,6 +301,9 @@ def test_a_codec_needs_both_directions_and_a_file(tmp_path: Path) -> None:
         tf_hips.load(file)
     with pytest.raises(SpecificationError, match="can be read"):
         tf_hips.load(tmp_path / "missing.pse")
+    for wrong in (3, None, b"x.pse"):
+        with pytest.raises(TypeError, match=r"`path` must be a path such as 'my.pse'. Received"):
+            tf_hips.load(wrong)  # type: ignore[arg-type]
 
 
 def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

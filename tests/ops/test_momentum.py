@@ -289,7 +289,7 @@ def test_what_it_cannot_stand_around_is_refused() -> None:
         ("momentum(mixed(onebit, below=2))", r"write mixed\(momentum\(...\), ...\)"),
         ("momentum(error_feedback(powersgd))", "must wrap what makes packets"),
         ("momentum(budget(1, 2))", "must wrap a compressor"),
-        ("momentum(onebit, beta=1)", r"`beta` must be in \[0.0, 0.9999\]. Received: beta=1.0"),
+        ("momentum(onebit, beta=1)", r"`beta` must be in \[0.0, 0.9999\]. Received: beta=1$"),
         ("momentum(onebit, beta=-0.1)", "`beta` must be in"),
         ("momentum(onebit, gamma=0.1)", "takes beta. Received: gamma"),
     ):

@@ -65,10 +65,13 @@ def test_the_mean_over_seeds_is_the_gradient(compressor: Compressor) -> None:
 
 
 @pytest.mark.parametrize(
-    "compressor", [c for c in variants() if not c.is_unbiased], ids=lambda c: c.text
+    "compressor", [c for c in all_variants() if not c.is_unbiased], ids=lambda c: c.text
 )
 def test_biased_codecs_contract(compressor: Compressor) -> None:
-    """What is lost is less than what was there: the condition of error feedback."""
+    """What is lost is less than what was there: the condition of error feedback.
+
+    Of a codec with state: of what its first step is given.
+    """
     sparse = np.where(np.arange(3000) % 50 == 0, gradient(3000, 7), np.float32(0))
     for x in (gradient(3000, 7), sparse, np.full(3000, np.float32(0.3)), gradient(1) + 1):
         scaled = in_reach(compressor, x)
@@ -236,6 +239,29 @@ def test_equal_elements_stay_equal_in_the_mean(compressor: Compressor, value: fl
     smallest = 2.0**-126 if compressor.is_unbiased else 0
     held = 0 if reach is None else dict(compressor.params)[reach]
     assert np.abs(decoded - x).max() <= max(np.abs(x).max(), held, smallest)
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_what_rounds_each_element_by_a_share_of_it_says_so(name: str) -> None:
+    """And only that: others lose small ones beside large ones, or what is large."""
+    rng = np.random.default_rng(11)
+    x = (of_one_size(3000) * 10.0 ** rng.uniform(-36, 37, 3000)).astype(np.float32)
+    lost = np.abs(through(Compressor(name), x).astype(np.float64) - x)
+    assert bool((lost < np.abs(x)).all()) == REGISTRY[name].rounds_each
+
+
+@pytest.mark.parametrize("name", [a.name for a in REGISTRY.values() if a.is_sparse])
+def test_what_is_sent_depends_on_the_key_alone_where_all_draw_alike(name: str) -> None:
+    one, other = (np.flatnonzero(through(Compressor(name), gradient(3000, k) + 9)) for k in (1, 2))
+    assert 0 < one.size < 3000
+    assert np.array_equal(one, other) == REGISTRY[name].draws_alike
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_equal_elements_arrive_unequal_where_blocks_are_mixed(name: str) -> None:
+    """Else as two values at most: beside a level above one below, beside what is sent 0."""
+    decoded = through(Compressor(name), np.full(1030, np.float32(0.3)))
+    assert (np.unique(decoded).size > 2) == REGISTRY[name].mixes
 
 
 NAN, INF = np.nan, np.inf

@@ -26,11 +26,20 @@ def values(
             raise ValueError(f"`{key}` must be given once. Received: {text!r}")
         value = _parse_value(argument, match.group(2) if match else "", text)
         if isinstance(value, str):
-            if key not in known or not known[key].words:
+            if key not in known or not known[key].readable:
                 raise _bad_argument(argument, text)
             value = known[key].number(value)
         found[key] = value
     return found
+
+
+def is_number(text: str) -> bool:
+    """Whether an argument is the text of a number, and so no part of what a wrapper wraps."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def wrong_kind(name: str, needed: str, value: object) -> TypeError:

@@ -518,7 +518,7 @@ def _wrapped(arguments: str) -> tuple[str, str]:
         match = call_text.ARGUMENT.fullmatch(last)
         if match is None or "(" in last or ")" in last:
             break
-        if match.group(1) is None and not match.group(2).replace(".", "").isdigit():
+        if match.group(1) is None and not call_text.is_number(match.group(2)):
             break
         head, tail = before, f"{last},{tail}" if tail else last
     return head.strip(), tail.strip()

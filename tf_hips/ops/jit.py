@@ -87,12 +87,13 @@ def load(
     Raises:
         SpecificationError: there is no such file, or CompLL refuses it; has its diagnostics.
         LibraryError: there is no C++ compiler, or the cache cannot be written.
+        TypeError: `path` or `other` is no path.
         ValueError: a built-in codec, or a loaded one of another content, has this name.
     """
-    file = Path(path)
+    file = _path("path", path)
     source = None
     if file.suffix != specifications.LIBRARY:
-        source = specifications.read(file, None if other is None else Path(other))
+        source = specifications.read(file, None if other is None else _path("other", other))
         name, shown = specifications.full_name(source), source.shown
     elif other is not None:
         raise ValueError(
@@ -108,6 +109,12 @@ def load(
         algorithm = registry.find(name)
         registry.add(algorithm)
         return LoadedCodec(algorithm)
+
+
+def _path(name: str, value: str | os.PathLike[str]) -> Path:
+    if not isinstance(value, str | os.PathLike):
+        raise TypeError(f"`{name}` must be a path such as 'my.pse'. Received: {name}={value!r}")
+    return Path(value)
 
 
 def algorithm(name: str, also: Iterable[str] = ()) -> registry.Algorithm:

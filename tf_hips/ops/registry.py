@@ -52,29 +52,42 @@ class Parameter:
             TypeError: `value` is not a number of the right kind.
             ValueError: `value` is out of range.
         """
-        if value is None:
+        if value is None and self.default is None:
             raise ValueError(f"`{self.name}` must be given: it has no default.")
         is_integer = self.is_integer
-        kind = "an integer" if is_integer else "a number"
+        kind = self._choices or ("an integer" if is_integer else "a number")
         wanted = numbers.Integral if is_integer else numbers.Real
         if isinstance(value, bool) or not isinstance(value, wanted):
             raise TypeError(f"`{self.name}` must be {kind}. Received: {self.name}={value!r}")
         # NumPy's numbers among them.
         value = int(value) if isinstance(value, numbers.Integral) else float(value) + 0.0  # no -0
+        given = value
         # Attributes of TensorFlow ops are float32, and the value enters the hash in each packet.
         low, high = self.minimum, self.maximum
         if not is_integer:
             low, high, value = (_as_float32(number) for number in (low, high, value))
         if not low <= value <= high and value not in dict(self.words).values():
-            raise ValueError(
-                f"`{self.name}` must be in [{self.minimum}, {self.maximum}]. "
-                f"Received: {self.name}={value!r}"
-            )
+            kind = self._choices or f"in [{self.minimum}, {self.maximum}]"
+            raise ValueError(f"`{self.name}` must be {kind}. Received: {self.name}={given!r}")
         if self.is_power_of_two and (not isinstance(value, int) or value & (value - 1)):
             raise ValueError(
                 f"`{self.name}` must be a power of two. Received: {self.name}={value!r}"
             )
         return value
+
+    @property
+    def _choices(self) -> str:
+        """Where all values have names, but for truth values, these, as messages say it."""
+        named = [number for _, number in self.words if self.minimum <= number <= self.maximum]
+        has_all = self.is_integer and len(set(named)) == self.maximum - self.minimum + 1
+        is_choice = has_all and self.words != YES_OR_NO
+        return f"one of {_names(word for word, _ in self.words)}" if is_choice else ""
+
+    @property
+    def readable(self) -> tuple[tuple[str, int], ...]:
+        """Names that may be written for values: `words`, or else those of 0 and 1."""
+        is_truth = self.is_integer and (self.minimum, self.maximum) == (0, 1)
+        return self.words or (YES_OR_NO if is_truth else ())
 
     def number(self, value: int | float | str) -> int | float:
         """What a word stands for; numbers as they are.
@@ -84,7 +97,7 @@ class Parameter:
         """
         if not isinstance(value, str):
             return value
-        names = dict(self.words)
+        names = dict(self.readable)
         if value not in names:
             known = f"one of {_names(names)}" if names else "a number"
             raise ValueError(f"`{self.name}` must be {known}. Received: {self.name}={value!r}")
