@@ -77,6 +77,38 @@ def test_metrics_and_statistics_are_means_over_those_present() -> None:
     assert logs._means({"loss": 9.0}, [True], total([present]), 2) == ({"loss": 3.0}, [2])
 
 
+def test_statistics_that_are_not_finite_count_only_on_others() -> None:
+    """Of two replicas; of the second one the sums are known."""
+    import keras
+    import tensorflow as tf
+
+    from tf_hips.strategies import logs
+
+    def averaged(own: list[float], others: list[Any]) -> tuple[list[float], list[str]]:
+        layer = keras.layers.BatchNormalization(scale=False, center=False)
+        model = keras.Sequential([keras.Input((2,)), layer])
+        layer.moving_mean.assign(own)
+        seen = []
+
+        def total(tensors: Any, operations: Any) -> Any:
+            seen.extend(operations)
+            return [a + tf.cast(b, a.dtype) for a, b in zip(tensors, others, strict=True)]
+
+        def gather(mine: Any, label: str) -> list[Any]:
+            return [mine, [mine[0] + 1, mine[1]]]  # variances are equal
+
+        assert logs.average_statistics(model, total, gather, True, 2, only_finite=True) == 1
+        return layer.moving_mean.numpy().tolist(), seen
+
+    nan, inf = float("nan"), float("inf")
+    both = averaged([1.0, 2.0], [[3.0, 6.0], [1.0]])
+    assert both == ([2.0, 4.0], ["mean", "mean"])
+    assert averaged([nan, 2.0], [[3.0, 6.0], [1.0]])[0] == [3.0, 6.0]
+    assert averaged([1.0, 2.0], [[0.0, 0.0], [0.0]])[0] == [1.0, 2.0]
+    # A mask that is infinite on all stays what it is.
+    assert averaged([-inf, 2.0], [[0.0, 0.0], [0.0]])[0] == [-inf, 2.0]
+
+
 def test_a_party_that_is_absent_compares_itself_with_the_others() -> None:
     from tf_hips.strategies.agreeing import compared
 
