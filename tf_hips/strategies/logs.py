@@ -99,8 +99,8 @@ def average_statistics(
         gather: gathers values of all replicas.
         is_first: whether this replica is the first one of its party.
         num_replicas: how many there are.
-        only_finite: whether a weight that is not finite on a replica counts only on the others, if
-            it is finite on any; the same on all replicas.
+        only_finite: whether a weight that is not finite on a replica counts only on the others;
+            the same on all replicas.
 
     Returns:
         Number of variables that were averaged.
@@ -110,20 +110,21 @@ def average_statistics(
         return 0
     everyone = gather(digests(candidates), "statistics of the model's layers")
     present = [one for one in everyone if one is not None]
+    differ = [len({one[place] for one in present}) > 1 for place in range(len(candidates))]
     # Who is absent may have others; the mean of values that are equal is that value.
     chosen = [
-        weight
-        for place, weight in enumerate(candidates)
-        if len(present) < len(everyone) or len({one[place] for one in present}) > 1
+        (weight, differs)
+        for weight, differs in zip(candidates, differ, strict=True)
+        if len(present) < len(everyone) or differs
     ]
     if chosen:
         values, operations, counting = [], [], []
-        for weight in chosen:
+        for weight, differs in chosen:
             value, operation = _wide(tf.convert_to_tensor(weight.value)), "mean"
             counts = True
             if weight.aggregation == "only_first_replica":
                 value, operation = value if is_first else tf.zeros_like(value), "first"
-            elif only_finite and not tf.reduce_all(tf.math.is_finite(value)):
+            elif only_finite and differs and not tf.reduce_all(tf.math.is_finite(value)):
                 value, counts = tf.zeros_like(value), False
             values.append(value)
             operations.append(operation)
@@ -135,13 +136,13 @@ def average_statistics(
             counts_of = counted.numpy().tolist()
         else:
             sums = total(values, operations)
-        for weight, value, operation, count in zip(
+        for (weight, _), value, operation, count in zip(
             chosen, sums, operations, counts_of, strict=True
         ):
-            if operation != "mean":
-                weight.assign(tf.cast(value, weight.dtype))
-            elif count:
-                weight.assign(tf.cast(value / tf.cast(count, value.dtype), weight.dtype))
+            if operation == "mean":
+                # Nobody's is finite, or somebody lies: what becomes of it must be equal on all.
+                value = value / tf.constant(count if count > 0 else float("nan"), value.dtype)
+            weight.assign(tf.cast(value, weight.dtype))
     return len(chosen)
 
 
