@@ -81,6 +81,29 @@ def test_statistics_stay_equal_where_all_that_have_a_share_go_absent():
     assert [float(one[0]) for one in exchange._statistics] == [1.0, 2.0]
 
 
+def test_statistics_that_a_liar_makes_nan_stay_what_they_were():
+    """It has said that they are finite, and sends others."""
+    import tensorflow as tf
+
+    from tf_hips.loops.exchange import Exchange
+    from tf_hips.loops.meeting import Meeting, Told
+
+    nan, inf = float("nan"), float("inf")
+    sums = [[4.0, nan], [1e300, -inf], [1.0]]
+    strategy = types.SimpleNamespace(
+        rule=None,
+        reduce_exactly=lambda *args, **more: [tf.constant(one, tf.float64) for one in sums],
+    )
+    loan = types.SimpleNamespace(has_server=False)
+    exchange = Exchange(None, strategy, loan, None, has_milestone=False, averages_statistics=True)
+    exchange._statistics = [tf.Variable([3.0, 3.0]), tf.Variable([5.0, -inf])]
+    exchange._measured = [tf.Variable([1.0, 2.0]), tf.Variable([6.0, -inf])]
+    told = tuple((Told(2, 16, statistics=(number, number)),) for number in range(2))
+    meeting = Meeting(told, "samples", is_equal=True)
+    exchange._average_statistics(meeting, (0, 0))
+    assert [one.numpy().tolist() for one in exchange._statistics] == [[4.0, 2.0], [6.0, -inf]]
+
+
 @pytest.mark.parametrize("keeps_step", [False, True])
 def test_frozen_weights_do_not_travel_where_nobody_waits(keeps_step):
     import keras

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from tests.report.test_runs import event, trained, write_events
+from tf_hips.errors import ConfigError
 from tf_hips.report import page, peer_figures, peers, runs
 
 
@@ -245,3 +246,32 @@ def test_the_command_prints_a_second_table(tmp_path):
     [line] = [one for one in lines if "worker 1" in one and "row refused" in one]
     assert line.endswith("NaN at element 17") or "NaN at element 17 " in line
     assert any("found out by" in one for one in lines)
+
+
+def test_the_log_of_a_server_alone_tells_of_its_peers(tmp_path):
+    """Parties keep the logs of their workers."""
+    told = [
+        of_server(0, "listen", address="hub:7070", parties=["west", "east"], shard=[0, 1]),
+        of_server(1, "join", child=0, child_site="west", workers=2),
+        of_server(2, "join", child=1, child_site="east", workers=3),
+        of_server(3, "join", child=1, child_site="east", workers=3, is_back=True),
+        of_server(4, "rows_chosen", round=3, sites=["east"], among=["west", "east"]),
+        of_server(5, "row_refused", child=0, child_site="west", round=4, reason="norm 9e9"),
+    ]
+    [run] = runs.read(write_events(tmp_path / "hub", told))
+    assert (run.label, run.num_workers, run.seconds, run.workers) == ("hub", 5, 5.0, ())
+    [line] = peers.lines(run.marks)
+    assert (line.peer, line.kind, line.rounds) == ("west", "row refused", (4,))
+    assert [(one.peer, one.chosen, one.of) for one in run.shares] == [
+        ("east", 1, 1),
+        ("west", 0, 1),
+    ]
+    wrote = {path.name for path in page.write([run], tmp_path / "report", "A run")}
+    assert {"peers.png", "peers-rounds.png", "chosen.png", "report.html"} <= wrote
+    assert json.loads((tmp_path / "report/summary.json").read_text())[0]["accuracy"] is None
+    # Beside the logs of workers it is no run of its own.
+    write_events(tmp_path / "all/hub", told)
+    write_events(tmp_path / "all/west", trained())
+    assert [one.num_workers for one in runs.read(tmp_path / "all")] == [2]
+    with pytest.raises(ConfigError, match="events of workers or servers"):
+        runs.read(write_events(tmp_path / "other", told[1:]))

@@ -62,7 +62,8 @@ def test_all_names_are_texts_and_nan_is_one() -> None:
         ("optimal(rule=krmu(f=1))", "`rule` of optimal must be the text of a robust rule such as"),
         ("label_flip", "`tf-hips train --err-mode label_flip`"),
         (" label_flip()", "`Adversary(None, q)`"),
-        ("alie(" + "z" * 300, "an attack must be one of"),
+        ("alie(" + "z" * 300, "an attack must read like `alie(z=1.5)`"),
+        ("little(z=1.5", "an attack must read like `alie(z=1.5)`"),
         ("", "an attack must be one of"),
     ],
 )

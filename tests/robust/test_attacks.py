@@ -223,6 +223,11 @@ def test_an_attack_is_a_function_of_seed_and_step(honest: Floats, name: str) -> 
 def test_labels() -> None:
     labels = np.arange(10)
     np.testing.assert_array_equal(attacks.flip_labels(labels, 10), labels[::-1])
+    of_bytes = labels.astype(np.uint8)
+    np.testing.assert_array_equal(attacks.flip_labels(of_bytes, 256), 255 - labels)
+    assert attacks.flip_labels(of_bytes, 256).dtype == np.uint8
+    np.testing.assert_array_equal(attacks.flip_labels(of_bytes, 300), 299 - labels)
+    np.testing.assert_array_equal(attacks.flip_labels(np.zeros(2, np.int8), 1), [0, 0])
     with pytest.raises(ValueError, match=r"in \[0, 10\). Received: 0 to 10"):
         attacks.flip_labels(np.arange(11), 10)
 

@@ -77,6 +77,61 @@ def test_metrics_and_statistics_are_means_over_those_present() -> None:
     assert logs._means({"loss": 9.0}, [True], total([present]), 2) == ({"loss": 3.0}, [2])
 
 
+def test_statistics_that_are_not_finite_count_only_on_others() -> None:
+    """Of two replicas; of the second one the sums are known."""
+    import keras
+    import tensorflow as tf
+
+    from tf_hips.strategies import logs
+
+    def averaged(own: list[float], others: list[Any]) -> tuple[list[float], list[str]]:
+        layer = keras.layers.BatchNormalization(scale=False, center=False)
+        model = keras.Sequential([keras.Input((2,)), layer])
+        layer.moving_mean.assign(own)
+        seen = []
+
+        def total(tensors: Any, operations: Any) -> Any:
+            seen.extend(operations)
+            return [a + tf.cast(b, a.dtype) for a, b in zip(tensors, others, strict=True)]
+
+        def gather(mine: Any, label: str) -> list[Any]:
+            return [mine, [mine[0] + 1, mine[1]]]  # variances are equal
+
+        assert logs.average_statistics(model, total, gather, True, 2, only_finite=True) == 1
+        return layer.moving_mean.numpy().tolist(), seen
+
+    nan, inf = float("nan"), float("inf")
+    both = averaged([1.0, 2.0], [[3.0, 6.0], [1.0]])
+    assert both == ([2.0, 4.0], ["mean", "mean"])
+    assert averaged([nan, 2.0], [[3.0, 6.0], [1.0]])[0] == [3.0, 6.0]
+    assert averaged([1.0, 2.0], [[0.0, 0.0], [0.0]])[0] == [1.0, 2.0]
+    # Of nobody, or by one that lies about it: equal on all.
+    for own, count in (([-inf, 2.0], 0.0), ([1.0, 2.0], -1.0), ([1.0, 2.0], nan)):
+        assert np.isnan(averaged(own, [[0.0, 0.0], [count]])[0]).all()
+
+
+def test_a_mask_that_is_infinite_on_all_stays_what_it_is() -> None:
+    """Also where somebody is absent, of whom it is not known."""
+    import keras
+    import tensorflow as tf
+
+    from tf_hips.strategies import logs
+
+    layer = keras.layers.BatchNormalization(scale=False, center=False)
+    model = keras.Sequential([keras.Input((2,)), layer])
+    layer.moving_mean.assign([float("-inf"), 1.0])
+
+    def total(tensors: Any, operations: Any) -> Any:
+        return [one * tf.cast(2.0, one.dtype) for one in tensors]  # of 2, 1 is present
+
+    def gather(mine: Any, label: str) -> list[Any]:
+        return [mine, None]
+
+    assert logs.average_statistics(model, total, gather, True, 2, only_finite=True) == 2
+    assert layer.moving_mean.numpy().tolist() == [float("-inf"), 1.0]
+    assert layer.moving_variance.numpy().tolist() == [1.0, 1.0]
+
+
 def test_a_party_that_is_absent_compares_itself_with_the_others() -> None:
     from tf_hips.strategies.agreeing import compared
 

@@ -107,3 +107,37 @@ def test_a_party_that_tells_other_digests_does_not_end_the_run(tmp_path):
     for site in SITES[1:]:
         for one, wanted in zip(_weights(tmp_path / f"{site}.npz"), first, strict=True):
             np.testing.assert_array_equal(one, wanted, err_msg=site)
+
+
+def _train_measuring(folder):
+    import keras
+
+    from tests.strategies import training
+    from tf_hips.strategies import HierarchicalPS
+
+    run = config.load(os.environ["TEST_CONFIG"])
+    site = run.uplink.site
+    keras.utils.set_random_seed(3)
+    x, y = training.data(4 * training.BATCH, seed=SITES.index(site))
+    if site == "east":
+        x[training.BATCH + 1, 2] = np.nan  # of one row, in the second step
+    strategy = HierarchicalPS("fp32", rule="median(f=1)", config=run)
+    with strategy.scope():
+        layers = [keras.layers.BatchNormalization(), keras.layers.Dense(3)]
+        model = keras.Sequential([keras.Input((6,)), *layers])
+        model.compile(keras.optimizers.SGD(RATE), "mse")
+    training.fit(model, [x, y], epochs=2)
+    np.savez(folder / f"{site}.npz", *model.get_weights())
+    strategy.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(150)
+def test_a_nan_in_the_data_of_one_party_is_in_nobodys_statistics(tmp_path):
+    with sites.trained(tmp_path, _train_measuring, SITES[:3]) as server:
+        children = {one["site"]: one["refused_rows"] for one in server.snapshot()["children"]}
+    assert children == {"north": 0, "south": 0, "east": 2}
+    weights = [_weights(tmp_path / f"{site}.npz") for site in SITES[:3]]
+    for one in zip(*weights, strict=True):
+        assert np.isfinite(one[0]).all()
+        assert len({value.tobytes() for value in one}) == 1

@@ -442,8 +442,14 @@ class Exchange:
         if not float(whole[0]):
             self._measure_again()  # a quorum has gone on without all that have a share
             return
+        measured = {
+            id(one): kept for one, kept in zip(self._statistics, self._measured, strict=True)
+        }
         for variable, total in zip(chosen, totals, strict=True):
-            variable.assign(tf.cast(total / whole[0], variable.dtype), read_value=False)
+            # A member that has NaN says so, and has no share; one that lies may send it.
+            mean, before = tf.cast(total / whole[0], variable.dtype), measured[id(variable)]
+            mean = tf.where(tf.math.is_finite(mean), mean, before.read_value())
+            variable.assign(mean, read_value=False)
 
     def _measure_again(self) -> None:
         """Sets statistics to what they were after the last meeting, equal on all."""

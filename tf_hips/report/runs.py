@@ -25,6 +25,8 @@ from tf_hips.report.peers import Mark
 
 # What a trainer says of itself.
 _SETUP = {"mode", "network", "dataset"}
+# The role of a server that has none above it.
+_TOPMOST = "global-server"
 
 
 class NoRunError(ConfigError):
@@ -63,7 +65,8 @@ class Run:
         mode: how workers trained together; empty where logs do not say.
         split: how rows were dealt out; `iid` where logs do not say.
         points: (seconds since training began, test accuracy) of each test in training.
-        workers: those that have told something, in the order of their names.
+        workers: those that have told something, in the order of their names; none where only
+            servers have.
         num_workers: how many trained, also those without a log or played by another's process.
         seconds: from the beginning to the last test.
         slow_bytes: bytes on all uplink sockets, both ways; None: not measured.
@@ -75,6 +78,7 @@ class Run:
         shares: how often rules have chosen the rows of each.
         result: as one of `points`, the model that the run ended with; None: logs do not say.
         state: whether it has ended, as `ends.state` says.
+        is_of_servers: whether only servers have told anything.
     """
 
     label: str
@@ -93,6 +97,7 @@ class Run:
     shares: tuple[Share, ...] = ()
     result: tuple[float, float] | None = None
     state: str | None = None
+    is_of_servers: bool = False
 
     @property
     def is_iid(self) -> bool:
@@ -150,6 +155,9 @@ class Run:
 def read(path: str | Path) -> list[Run]:
     """Runs of a folder of events, a folder of trees, a summary of ESync, or a folder of those.
 
+    Of a folder that has events of servers alone it is what these know: of peers, and how long it
+    took. In a folder of folders such a one is left out.
+
     Raises:
         ConfigError: there is none, or a file is damaged.
     """
@@ -180,8 +188,8 @@ def read(path: str | Path) -> list[Run]:
         return [from_meta(metas[0], path)]
     found = []
     for folder in sorted(one for one in path.iterdir() if one.is_dir() and _holds_a_run(one)):
-        with contextlib.suppress(NoRunError):  # a report, checkpoints, a server's events
-            found += read(folder)
+        with contextlib.suppress(NoRunError):  # a report, checkpoints
+            found += [run for run in read(folder) if not run.is_of_servers]
     if not found:
         raise NoRunError(
             f"{path} must hold events (*.jsonl), trees (HOST/DEVICE/iter-1.txt) or summaries. "
@@ -251,12 +259,12 @@ def from_events(events: Sequence[Event], source: Path) -> Run:
     """The newest run of a folder of events.
 
     Raises:
-        ConfigError: no worker has told anything.
+        ConfigError: neither a worker nor a server has told anything.
     """
     of_all = rounds.newest_run(events)
     events = [event for event in of_all if event["role"] == "worker"]
     if not events:
-        raise NoRunError(f"{source} must hold events of workers. Received: none")
+        return _from_servers(of_all, source)
     # A script may have events of its own that are called so.
     setup = next((e for e in events if e["event"] == "setup" and e.keys() >= _SETUP), None)
     started = (e for e in events if e is setup or e["event"] == "first_sync")
@@ -292,6 +300,37 @@ def from_events(events: Sequence[Event], source: Path) -> Run:
         shares=choices.shares(of_all),
         result=None if ended is None else ((ended[0] - begin) / 1e6, ended[1]),
         state=ends.state(events, facts),
+    )
+
+
+def _from_servers(events: Sequence[Event], source: Path) -> Run:
+    """What is known where the logs of workers are elsewhere, with their parties.
+
+    Raises:
+        NoRunError: no server has begun.
+    """
+    if not any(event["event"] == "listen" for event in events):
+        raise NoRunError(f"{source} must hold events of workers or servers. Received: neither")
+    joins = [event for event in events if event["event"] == "join"]
+    # The topmost server's children stand for all below them.
+    topmost = [event for event in joins if event["role"] == _TOPMOST]
+    workers = {str(one.get("child_site")): one.get("workers") for one in topmost or joins}
+    return Run(
+        label=source.name or source.resolve().name,
+        subject="",
+        mode="",
+        split="",
+        points=(),
+        workers=(),
+        num_workers=sum(one for one in workers.values() if isinstance(one, int)),
+        seconds=(events[-1]["time_us"] - events[0]["time_us"]) / 1e6,
+        slow_bytes=None,
+        dense_bytes=None,
+        slow_seconds=0.0,
+        source=str(source),
+        marks=peers.marks(events),
+        shares=choices.shares(events),
+        is_of_servers=True,
     )
 
 

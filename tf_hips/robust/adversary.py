@@ -66,6 +66,12 @@ def parse(text: str) -> Attack:
         known = (*attacks.NAMES, *attacks.PACKET_NAMES, *ALIASES, LABEL_FLIP)
         near = difflib.get_close_matches(name or text[:_MAX_TEXT], known, 1)
         hint = f"; did you mean {near[0]}?" if near else "."
+        head = text.partition("(")[0].strip()
+        if call is None and ALIASES.get(head, head) in attacks.NAMES + attacks.PACKET_NAMES:
+            raise ValueError(
+                f"an attack must read like `alie(z=1.5)`, in {_MAX_TEXT} characters at most. "
+                f"Received: {text[:_MAX_TEXT]!r}"
+            )
         raise ValueError(
             f"an attack must be one of {', '.join(known)}{hint} Received: {text[:_MAX_TEXT]!r}"
         )

@@ -349,7 +349,9 @@ def flip_labels(labels: npt.NDArray[np.integer], num_classes: int) -> npt.NDArra
         raise ValueError(
             f"labels must be in [0, {num_classes}). Received: {labels.min()} to {labels.max()}"
         )
-    return num_classes - 1 - labels
+    # Labels in bytes may have more classes than they hold.
+    held = np.promote_types(labels.dtype, np.min_scalar_type(num_classes - 1))
+    return num_classes - 1 - labels.astype(held)
 
 
 def has_scale(compressor: Compressor) -> bool:

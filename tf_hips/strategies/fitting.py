@@ -216,9 +216,7 @@ class Fitting:
                 agreeing.doubted(strategy), told_by_all, lambda one: _is_like(one, own), label
             )
 
-        return logs.average_statistics(
-            model, self._total, gather, primitives.rank() == 0, strategy.num_replicas_in_sync
-        )
+        return self._average(model, gather)
 
     def _average_told(self, model: keras.Model, told_by_all: Sequence[Any], own: list[int]) -> None:
         """Averages statistics where the digests that all have told differ."""
@@ -232,12 +230,18 @@ class Fitting:
         def gather(mine: Any, label: str) -> list[Any]:
             return [None if one is None else [one[place] for place in chosen] for one in sound]
 
-        logs.average_statistics(
+        self._average(model, gather)
+
+    def _average(self, model: keras.Model, gather: logs.Gather) -> int:
+        """Averages statistics where what `gather` gives differs."""
+        strategy = self._strategy
+        return logs.average_statistics(
             model,
             self._total,
             gather,
             primitives.rank() == 0,
-            self._strategy.num_replicas_in_sync,
+            strategy.num_replicas_in_sync,
+            only_finite=strategy.is_robust or agreeing.doubted(strategy) is not None,
         )
 
     def _on_batch(

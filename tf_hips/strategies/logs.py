@@ -76,7 +76,13 @@ def over_replicas(
 
 
 def average_statistics(
-    model: keras.Model, total: Sum, gather: Gather, is_first: bool, num_replicas: int
+    model: keras.Model,
+    total: Sum,
+    gather: Gather,
+    is_first: bool,
+    num_replicas: int,
+    *,
+    only_finite: bool = False,
 ) -> int:
     """Averages the floating weights that no optimizer trains, where replicas have different ones.
 
@@ -84,12 +90,17 @@ def average_statistics(
     all replicas (frozen layers) stay as they are, bit for bit; integers and random states are never
     touched. Of those that say `only_first_replica` all take the first one's.
 
+    One batch with a NaN leaves NaN in moving statistics for ever. Where updates that are not finite
+    are refused one by one, so are these: the mean is that of the others.
+
     Args:
         model: a built Keras model.
         total: sums tensors over all replicas.
         gather: gathers values of all replicas.
         is_first: whether this replica is the first one of its party.
         num_replicas: how many there are.
+        only_finite: whether a weight that is not finite on a replica counts only on the others;
+            the same on all replicas.
 
     Returns:
         Number of variables that were averaged.
@@ -99,24 +110,39 @@ def average_statistics(
         return 0
     everyone = gather(digests(candidates), "statistics of the model's layers")
     present = [one for one in everyone if one is not None]
+    differ = [len({one[place] for one in present}) > 1 for place in range(len(candidates))]
     # Who is absent may have others; the mean of values that are equal is that value.
     chosen = [
-        weight
-        for place, weight in enumerate(candidates)
-        if len(present) < len(everyone) or len({one[place] for one in present}) > 1
+        (weight, differs)
+        for weight, differs in zip(candidates, differ, strict=True)
+        if len(present) < len(everyone) or differs
     ]
     if chosen:
-        values, operations = [], []
-        for weight in chosen:
+        values, operations, counting = [], [], []
+        for weight, differs in chosen:
             value, operation = _wide(tf.convert_to_tensor(weight.value)), "mean"
+            counts = True
             if weight.aggregation == "only_first_replica":
                 value, operation = value if is_first else tf.zeros_like(value), "first"
+            elif only_finite and differs and not tf.reduce_all(tf.math.is_finite(value)):
+                value, counts = tf.zeros_like(value), False
             values.append(value)
             operations.append(operation)
-        sums = total(values, operations)
-        for weight, value, operation in zip(chosen, sums, operations, strict=True):
-            count = num_replicas if operation == "mean" else 1
-            weight.assign(tf.cast(value / tf.cast(count, value.dtype), weight.dtype))
+            counting.append(counts)
+        counts_of = [float(num_replicas)] * len(chosen)
+        if only_finite:
+            told = tf.cast(tf.constant(counting), tf.float64)
+            *sums, counted = total([*values, told], [*operations, "mean"])
+            counts_of = counted.numpy().tolist()
+        else:
+            sums = total(values, operations)
+        for (weight, _), value, operation, count in zip(
+            chosen, sums, operations, counts_of, strict=True
+        ):
+            if operation == "mean":
+                # Nobody's is finite, or somebody lies: what becomes of it must be equal on all.
+                value = value / tf.constant(count if count > 0 else float("nan"), value.dtype)
+            weight.assign(tf.cast(value, weight.dtype))
     return len(chosen)
 
 
