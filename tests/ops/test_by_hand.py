@@ -242,7 +242,9 @@ CASES: list[tuple[str, By, Sequence[float]]] = [
 ]
 
 
-@pytest.mark.parametrize(("text", "by_hand", "x"), CASES, ids=lambda one: str(one)[:24])
+@pytest.mark.parametrize(
+    ("text", "by_hand", "x"), CASES, ids=[f"{text} of {str(x)[:24]}" for text, _, x in CASES]
+)
 def test_packets_are_what_the_headers_say(text: str, by_hand: By, x: Sequence[float]) -> None:
     compressor = parse(text)
     values = np.array(x, F)
