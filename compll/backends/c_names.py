@@ -33,7 +33,7 @@ store_float store_floats sum_tile take_indices tf_hips unpack_codes value value_
 wide_noise_at for_steps for_ranges_back hidden at late value_or prefetch_again prefetch_blocks
 prefetch_page prefetch_sums prefetch_tile wide_noise_tile wide_random_int packed_bits
 find_second_level is_zen4 num_fetched prefetch_line mirror_tile with_packed_width random_int32
-bounded_max bounded_min whole_part random_unit RowTable row_table decode_more_rows
+bounded_max bounded_min whole_part random_unit row_table decode_most_rows
 """
 # What the headers of the runtime and of its CUDA half declare or call besides.
 _RUNTIME = """
@@ -61,7 +61,7 @@ kGroups kth_largest lane_of lanes larger_size largest_near largest_of largest_of
 largest_or_nan largest_size last_error launch_early launch_held launch_pack launched lay_out least
 least_float least_value leave_tile load_all load_eight load_four load_one load_some load_steps
 load_word lowest_bit machine made_by madvise majority_of make_finite make_layout mask median_of
-memcpy mixed more most_before nearest_mean needed neutral next Noise noise_wide noise_words
+memcpy mixed more most most_before nearest_mean needed neutral next Noise noise_wide noise_words
 NoiseOfEight not_kept note note_broken note_extreme note_first note_kept note_no_first num_packers
 num_runs num_samples num_tiles number_bits numbers_as_row of_pair one order_of_kept pack8_by
 pack_counted pack_groups pack_many_words pack_stream pack_tiles pack_wide pack_words padded
