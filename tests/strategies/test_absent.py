@@ -132,6 +132,31 @@ def test_a_mask_that_is_infinite_on_all_stays_what_it_is() -> None:
     assert layer.moving_variance.numpy().tolist() == [1.0, 1.0]
 
 
+def test_what_is_not_finite_at_a_party_that_is_back_for_the_sums_counts_on_the_others() -> None:
+    """It was absent where all told what they have, so there nobody's differed."""
+    import keras
+    import tensorflow as tf
+
+    from tf_hips.strategies import logs
+
+    layer = keras.layers.BatchNormalization(scale=False, center=False)
+    model = keras.Sequential([keras.Input((2,)), layer])
+    layer.moving_mean.assign([3.0, 4.0])
+    of_other = logs.digests(model.non_trainable_weights)
+    layer.moving_mean.assign([float("nan"), 4.0])
+
+    def total(tensors: Any, operations: Any) -> Any:
+        others = [[3.0, 4.0], [1.0, 1.0], [1.0, 1.0]]
+        return [a + tf.cast(b, a.dtype) for a, b in zip(tensors, others, strict=True)]
+
+    def gather(mine: Any, label: str) -> list[Any]:
+        return [None, of_other]
+
+    assert logs.average_statistics(model, total, gather, True, 2, only_finite=True) == 2
+    assert layer.moving_mean.numpy().tolist() == [3.0, 4.0]
+    assert layer.moving_variance.numpy().tolist() == [1.0, 1.0]
+
+
 def test_a_party_that_is_absent_compares_itself_with_the_others() -> None:
     from tf_hips.strategies.agreeing import compared
 

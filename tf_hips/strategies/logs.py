@@ -108,9 +108,11 @@ def average_statistics(
     candidates = averaged(model)
     if not candidates:
         return 0
-    everyone = gather(digests(candidates), "statistics of the model's layers")
+    own = digests(candidates)
+    everyone = gather(own, "statistics of the model's layers")
     present = [one for one in everyone if one is not None]
-    differ = [len({one[place] for one in present}) > 1 for place in range(len(candidates))]
+    # Who was absent here may be back for the sums, and then knows its own.
+    differ = [len({one[place] for one in (own, *present)}) > 1 for place in range(len(candidates))]
     # Who is absent may have others; the mean of values that are equal is that value.
     chosen = [
         (weight, differs)
