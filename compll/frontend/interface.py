@@ -249,7 +249,7 @@ def _read_states(
             message = f"`{block.name}` is not a codec of this file that can have state"
             help_lines = nearest(block.name, [prefix]) if block.name != prefix else ()
             report.add("E604", message, block.span, *(help_lines or (note,)))
-            if not has_encode:
+            if not has_encode or any(one.name == prefix for one in tree.states):
                 continue
         # What is wrongly declared is known all the same: its uses are not unknown names.
         if _is_repeated(block, tree.states[:number], report):

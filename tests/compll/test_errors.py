@@ -115,6 +115,13 @@ def test_a_brace_that_is_missing_brings_few_messages(name):
         assert len(caught.value.diagnostics) <= 3, str(caught.value)
 
 
+def test_a_state_of_another_codec_is_not_declared_twice():
+    text = "state Y { float* r; } state X { float* r; } void XEncode(float* g, uint8* o) "
+    with pytest.raises(compll.CompileError) as caught:
+        compll.compile_text(text + "{ r = g; o = concat(g); }", "x")
+    assert [item.code for item in caught.value.diagnostics] == ["E604"]
+
+
 def test_a_chain_of_arms_that_is_too_long_is_told_once():
     chain = "if (g.size > 1) a = 1;" + " else if (g.size > 2) a = 2;" * 99
     text = f"void XEncode(float* g, uint8* o) {{ float a = 0; {chain} float b = ; o = concat(a); }}"
