@@ -238,6 +238,7 @@ def _read_states(
 ) -> tuple[nodes.Var, ...]:
     taken = {item.name for function in tree.functions for item in function.parameters}
     found: dict[str, nodes.Var] = {}
+    misplaced: set[str] = set()
     for number, block in enumerate(tree.states):
         if block.name != prefix or not has_encode:
             note = f"note: this file's codec is `{prefix}`"
@@ -249,8 +250,9 @@ def _read_states(
             message = f"`{block.name}` is not a codec of this file that can have state"
             help_lines = nearest(block.name, [prefix]) if block.name != prefix else ()
             report.add("E604", message, block.span, *(help_lines or (note,)))
-            if not has_encode or any(one.name == prefix for one in tree.states):
+            if not has_encode:
                 continue
+            misplaced.update(item.name for item in block.fields)
         # What is wrongly declared is known all the same: its uses are not unknown names.
         if _is_repeated(block, tree.states[:number], report):
             continue
@@ -258,10 +260,10 @@ def _read_states(
             if _spelled(item.type) != "float*":
                 message = f"`{item.name}` must be a `float*`, found `{_spelled(item.type)}`"
                 report.add("E605", message, item.type.span)
-            if item.name in taken or item.name in found:
-                report.add("E203", f"`{item.name}` is declared twice", item.span)
-            else:
+            if item.name not in taken and item.name not in found:
                 found[item.name] = nodes.Var(item.name, Array(FLOAT), item.span)
+            elif item.name not in misplaced:
+                report.add("E203", f"`{item.name}` is declared twice", item.span)
         if len(block.fields) > MAX_STATE:
             message = f"a codec has at most {MAX_STATE} states, this one {len(block.fields)}"
             report.add("E604", message, block.span)

@@ -116,10 +116,12 @@ def test_a_brace_that_is_missing_brings_few_messages(name):
 
 
 def test_a_state_of_another_codec_is_not_declared_twice():
-    text = "state Y { float* r; } state X { float* r; } void XEncode(float* g, uint8* o) "
-    with pytest.raises(compll.CompileError) as caught:
-        compll.compile_text(text + "{ r = g; o = concat(g); }", "x")
-    assert [item.code for item in caught.value.diagnostics] == ["E604"]
+    blocks = ["state Y { float* r; }", "state X { float* r; }"]
+    for text in (" ".join(blocks), " ".join(reversed(blocks))):
+        encode = " void XEncode(float* g, uint8* o) { r = g; o = concat(g); }"
+        with pytest.raises(compll.CompileError) as caught:
+            compll.compile_text(text + encode, "x")
+        assert [item.code for item in caught.value.diagnostics] == ["E604"]
 
 
 def test_a_chain_of_arms_that_is_too_long_is_told_once():
