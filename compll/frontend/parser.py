@@ -324,15 +324,15 @@ class _Parser:
         while not self._is(")"):
             if parameters:
                 self._expect(",", "between parameters")
-            kind = self._type()
+            kind = self._type(" of a parameter")
             name = self._name("the name of a parameter")
             parameters.append(ast.Parameter(name.span, kind, name.text))
         self._next()
         return tuple(parameters)
 
-    def _type(self) -> ast.TypeName:
+    def _type(self, where: str = "") -> ast.TypeName:
         if self._token.kind != "name" or self._token.text in _KEYWORDS:
-            self._fail("a type")
+            self._fail(f"a type{where}")
         name = self._next()
         width = None
         span = name.span
@@ -553,7 +553,7 @@ class _Parser:
         self._next()
         type_argument = None
         if token.text in ("random", "bitcast") and self._take("<"):
-            type_argument = self._type()
+            type_argument = self._type(" in `<...>`")
             self._expect(">", f"after the type of `{token.text}`")
             if not self._is("("):
                 self._fail(f"`(` after `{token.text}<...>`")
@@ -586,6 +586,6 @@ class _Parser:
         self._expect("]", "in the `[&]` of a lambda")
         parameters = self._parameters()
         self._expect("->", "before the type that a lambda returns")
-        result = self._type()
+        result = self._type(" after `->`")
         body = self._body()
         return ast.Lambda(start.span, parameters, result, body)

@@ -271,6 +271,7 @@ def test_the_log_of_a_server_alone_tells_of_its_peers(tmp_path):
     assert json.loads((tmp_path / "report/summary.json").read_text())[0]["accuracy"] is None
     # Beside the logs of workers it is no run of its own.
     write_events(tmp_path / "all/hub", told)
+    assert [one.num_workers for one in runs.read(tmp_path / "all")] == [5]
     write_events(tmp_path / "all/west", trained())
     assert [one.num_workers for one in runs.read(tmp_path / "all")] == [2]
     with pytest.raises(ConfigError, match="events of workers or servers"):

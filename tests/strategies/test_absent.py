@@ -101,13 +101,17 @@ def test_statistics_that_are_not_finite_count_only_on_others() -> None:
         return layer.moving_mean.numpy().tolist(), seen
 
     nan, inf = float("nan"), float("inf")
-    both = averaged([1.0, 2.0], [[3.0, 6.0], [1.0]])
-    assert both == ([2.0, 4.0], ["mean", "mean"])
-    assert averaged([nan, 2.0], [[3.0, 6.0], [1.0]])[0] == [3.0, 6.0]
-    assert averaged([1.0, 2.0], [[0.0, 0.0], [0.0]])[0] == [1.0, 2.0]
-    # Of nobody, or by one that lies about it: equal on all.
-    for own, count in (([-inf, 2.0], 0.0), ([1.0, 2.0], -1.0), ([1.0, 2.0], nan)):
-        assert np.isnan(averaged(own, [[0.0, 0.0], [count]])[0]).all()
+    all_finite, nothing = [1.0, 1.0], [0.0, 0.0]
+    both = averaged([1.0, 2.0], [[3.0, 6.0], all_finite, nothing])
+    assert both == ([2.0, 4.0], ["mean"] * 3)
+    # What is finite counts, beside what is not.
+    assert averaged([nan, 2.0], [[3.0, 6.0], all_finite, nothing])[0] == [3.0, 4.0]
+    assert averaged([1.0, 2.0], [nothing, nothing, [nan, nan]])[0] == [1.0, 2.0]
+    # The least value that was seen may be infinite on all, beside one that differs.
+    assert averaged([-inf, 2.0], [[0.0, 6.0], [0.0, 1.0], [-inf, 0.0]])[0] == [-inf, 4.0]
+    # By one that lies about it: equal on all.
+    for own, count in (([-inf, 2.0], -1.0), ([1.0, 2.0], -2.0), ([1.0, 2.0], nan)):
+        assert np.isnan(averaged(own, [nothing, [count] * 2, nothing])[0][1])
 
 
 def test_a_mask_that_is_infinite_on_all_stays_what_it_is() -> None:
@@ -146,7 +150,7 @@ def test_what_is_not_finite_at_a_party_that_is_back_for_the_sums_counts_on_the_o
     layer.moving_mean.assign([float("nan"), 4.0])
 
     def total(tensors: Any, operations: Any) -> Any:
-        others = [[3.0, 4.0], [1.0, 1.0], [1.0, 1.0]]
+        others = [[3.0, 4.0], [1.0, 1.0], [1.0, 1.0], [1.0, 1.0], [0.0, 0.0], [0.0, 0.0]]
         return [a + tf.cast(b, a.dtype) for a, b in zip(tensors, others, strict=True)]
 
     def gather(mine: Any, label: str) -> list[Any]:

@@ -156,7 +156,7 @@ def read(path: str | Path) -> list[Run]:
     """Runs of a folder of events, a folder of trees, a summary of ESync, or a folder of those.
 
     Of a folder that has events of servers alone it is what these know: of peers, and how long it
-    took. In a folder of folders such a one is left out.
+    took. In a folder of folders such a one is left out, beside one of workers.
 
     Raises:
         ConfigError: there is none, or a file is damaged.
@@ -189,7 +189,9 @@ def read(path: str | Path) -> list[Run]:
     found = []
     for folder in sorted(one for one in path.iterdir() if one.is_dir() and _holds_a_run(one)):
         with contextlib.suppress(NoRunError):  # a report, checkpoints
-            found += [run for run in read(folder) if not run.is_of_servers]
+            found += read(folder)
+    # Beside workers a server tells nothing that they do not.
+    found = [run for run in found if not run.is_of_servers] or found
     if not found:
         raise NoRunError(
             f"{path} must hold events (*.jsonl), trees (HOST/DEVICE/iter-1.txt) or summaries. "

@@ -91,7 +91,7 @@ def average_statistics(
     touched. Of those that say `only_first_replica` all take the first one's.
 
     One batch with a NaN leaves NaN in moving statistics for ever. Where updates that are not finite
-    are refused one by one, so are these: the mean is that of the others.
+    are refused one by one, so are these: an element's mean is that of the others.
 
     Args:
         model: a built Keras model.
@@ -99,7 +99,7 @@ def average_statistics(
         gather: gathers values of all replicas.
         is_first: whether this replica is the first one of its party.
         num_replicas: how many there are.
-        only_finite: whether a weight that is not finite on a replica counts only on the others;
+        only_finite: whether an element that is not finite on a replica counts only on the others;
             the same on all replicas.
 
     Returns:
@@ -108,44 +108,62 @@ def average_statistics(
     candidates = averaged(model)
     if not candidates:
         return 0
-    own = digests(candidates)
-    everyone = gather(own, "statistics of the model's layers")
+    everyone = gather(digests(candidates), "statistics of the model's layers")
     present = [one for one in everyone if one is not None]
-    # Who was absent here may be back for the sums, and then knows its own.
-    differ = [len({one[place] for one in (own, *present)}) > 1 for place in range(len(candidates))]
     # Who is absent may have others; the mean of values that are equal is that value.
     chosen = [
-        (weight, differs)
-        for weight, differs in zip(candidates, differ, strict=True)
-        if len(present) < len(everyone) or differs
+        weight
+        for place, weight in enumerate(candidates)
+        if len(present) < len(everyone) or len({one[place] for one in present}) > 1
     ]
     if chosen:
-        values, operations, counting = [], [], []
-        for weight, differs in chosen:
+        values, operations = [], []
+        for weight in chosen:
             value, operation = _wide(tf.convert_to_tensor(weight.value)), "mean"
-            counts = True
             if weight.aggregation == "only_first_replica":
                 value, operation = value if is_first else tf.zeros_like(value), "first"
-            elif only_finite and differs and not tf.reduce_all(tf.math.is_finite(value)):
-                value, counts = tf.zeros_like(value), False
             values.append(value)
             operations.append(operation)
-            counting.append(counts)
-        counts_of = [float(num_replicas)] * len(chosen)
         if only_finite:
-            told = tf.cast(tf.constant(counting), tf.float64)
-            *sums, counted = total([*values, told], [*operations, "mean"])
-            counts_of = counted.numpy().tolist()
+            sums = _sums_of_finite(total, values, operations, num_replicas)
         else:
             sums = total(values, operations)
-        for (weight, _), value, operation, count in zip(
-            chosen, sums, operations, counts_of, strict=True
-        ):
-            if operation == "mean":
-                # Nobody's is finite, or somebody lies: what becomes of it must be equal on all.
-                value = value / tf.constant(count if count > 0 else float("nan"), value.dtype)
-            weight.assign(tf.cast(value, weight.dtype))
+        for weight, value, operation in zip(chosen, sums, operations, strict=True):
+            count = num_replicas if operation == "mean" else 1
+            weight.assign(tf.cast(value / tf.cast(count, value.dtype), weight.dtype))
     return len(chosen)
+
+
+def _sums_of_finite(
+    total: Sum, values: Sequence[tf.Tensor], operations: Sequence[str], num_replicas: int
+) -> list[tf.Tensor]:
+    """As `total`, but that an element that is not finite on a replica is what it is on the others.
+
+    One that is finite on none stays what it is (the least value that a layer has seen may be -inf
+    on all). What a liar says of what is finite is summed like the rest, so all have the same.
+    """
+    means = [place for place, operation in enumerate(operations) if operation == "mean"]
+    finite = [tf.math.is_finite(values[place]) for place in means]
+    counting = [tf.cast(one, values[place].dtype) for one, place in zip(finite, means, strict=True)]
+    known, others = list(values), []
+    for one, place in zip(finite, means, strict=True):
+        nothing = tf.zeros_like(values[place])
+        known[place] = tf.where(one, values[place], nothing)
+        others.append(tf.where(one, nothing, values[place]))
+    more = ["mean"] * (2 * len(means))
+    sums = list(total([*known, *counting, *others], [*operations, *more]))
+    counts, strange = sums[len(values) : len(values) + len(means)], sums[len(values) + len(means) :]
+    for place, count, other in zip(means, counts, strange, strict=True):
+        all_replicas = tf.cast(num_replicas, count.dtype)
+        # Exactly what was summed, where it is finite on all.
+        share = tf.where(count > 0, all_replicas / count, tf.ones_like(count))
+        other = tf.where(tf.math.is_finite(other), tf.fill(tf.shape(other), _nan(other)), other)
+        sums[place] = tf.where(count > 0, sums[place] * share, other)
+    return sums[: len(values)]
+
+
+def _nan(like: tf.Tensor) -> tf.Tensor:
+    return tf.constant(float("nan"), like.dtype)
 
 
 def averaged(model: keras.Model) -> list[Any]:

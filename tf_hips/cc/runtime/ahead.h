@@ -72,9 +72,10 @@ TF_HIPS_INLINE void prefetch_bytes(const void* begin, int64_t bytes) {
 // Elements of each packet that a merge adds before it turns to the next one: 16 KiB of sums.
 constexpr int64_t kMergeRange = 4096;
 
-// The same of what a packet has for `count` elements. Merges leave it for others after each range,
-// before a processor sees an order; Zen 4 sees one in whole packets, and of a part (`is_part`)
-// asks for what the next range needs. One tile's at a time: with all of a range at once it waits.
+// Asks for more of a packet than the `bytes` bytes that `count` elements need. Merges leave a
+// packet for others after each range, before a processor sees an order. Zen 4 sees one in whole
+// packets, and asks for what the next range needs of a part (`is_part`), one tile's at a time: all
+// of a range's at once changes nothing.
 TF_HIPS_INLINE void prefetch_packet(const void* begin, int64_t bytes, int64_t count, bool is_part) {
   if (!kIntoSecondLevel) {
     prefetch_bytes(begin, bytes);
