@@ -15,7 +15,7 @@ from tf_hips.comm import cost_model
 from tf_hips.comm.cost_model import Backward, buckets_of, step_seconds, tasks_of, topologies
 from tf_hips.comm.overlap import Chain, Task, simulate
 from tf_hips.comm.partition import BUCKET_ELEMENTS, piece_buckets, pieces, spread
-from tf_hips.comm.plan import Choice
+from tf_hips.comm.plan import EXACT, Choice
 from tf_hips.comm.profile import Collective, Cost, MergeCost, Profile, Tiers, fit
 from tf_hips.errors import ConfigError
 from tf_hips.ops.compressor import CHUNK
@@ -223,6 +223,20 @@ def test_what_was_computed_before_is_of_the_same_buckets() -> None:
     found = [model.seconds(choices) for choices in (*kinds, *kinds)]
     assert found == 2 * [step_seconds(choices, costs) for choices in kinds]
     assert found[0] != found[1]
+
+
+def test_groups_in_any_order_are_the_step_of_their_choices() -> None:
+    """A search counts what it asks for, whether the model knew it or not."""
+    costs = profile(4, 1e8)
+    choices = [Choice("a", 300), Choice("b", 4 * CHUNK, ONEBIT, "ring", 2), Choice("c", 0)]
+    backward = Backward.even(3, 0.1)
+    model = cost_model.Model(costs, backward)
+    exact = model.group((None, EXACT), ((0, 300, 1), (2, 0, 1)))
+    coded = model.group((ONEBIT, "ring"), ((1, 4 * CHUNK, 2),))
+    assert model.seconds_of([coded, exact]) == step_seconds(choices, costs, backward)
+    num_tasks = model.num_tasks
+    assert model.seconds(choices) == model.seconds_of([exact, coded])
+    assert model.num_tasks == 3 * num_tasks > 0
 
 
 def test_the_formula_of_the_exact_sum() -> None:

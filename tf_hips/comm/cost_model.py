@@ -13,7 +13,9 @@ tasks; here the time of the whole step counts, with overlap and contention.
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 from tf_hips.comm import schedules
 from tf_hips.comm.overlap import Chain, Task, simulate
@@ -37,6 +39,11 @@ ROUNDING = {HIERARCHICAL_FP16}
 """Topologies that lose more than their codec does, and keep no residual of it."""
 
 _BYTES = 4  # of a float32
+
+Kind: TypeAlias = tuple[str | None, str]
+"""Text of a compressor, or None, and a topology."""
+Member: TypeAlias = tuple[int, int, int]
+"""Position of a gradient in the model, its elements, its partitions."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,17 +100,28 @@ class Backward:
         )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Group:
     """Gradients of one compression and topology: chains of tasks, and what ends all of them.
 
+    A `Model` makes one of the same gradients once, so two that are equal are the same.
+
     Attributes:
+        kind: their compression and topology.
+        members: the gradients, in the order of the model.
         chains: position of the gradient that is ready last, and tasks, of each bucket.
         decoding: what is decoded when all of them have travelled.
     """
 
+    kind: Kind
+    members: tuple[Member, ...]
     chains: tuple[tuple[int, tuple[Task, ...]], ...]
     decoding: tuple[Task, ...]
+
+    @functools.cached_property
+    def num_tasks(self) -> int:
+        """All that is simulated of it."""
+        return sum(len(tasks) for _, tasks in self.chains) + len(self.decoding)
 
 
 def topologies(profile: Profile) -> tuple[str, ...]:
@@ -154,14 +172,17 @@ def buckets_of(
         count = len(HOPS[topology](count).owners)
     elif topology in INSIDE_BYTES and profile.tiers:
         count = profile.tiers.hosts * profile.tiers.slices
-    segments = spread([piece.num_elements for piece in everything], count)
+    weights = [piece.num_elements for piece in everything]
+    segments = spread(weights, count)
     found = []
     for places in piece_buckets(everything, BUCKET_ELEMENTS, partitions, segments):
-        loads = [Load()] * count
+        elements, numbers = [0] * count, [0] * count
         for place in places:
-            loads[segments[place]] += Load(everything[place].num_elements, 1)
-        first = min(everything[place].tensor for place in places)
-        found.append(Bucket(compression, topology, first, tuple(loads)))
+            elements[segments[place]] += weights[place]
+            numbers[segments[place]] += 1
+        first = everything[places[-1]].tensor  # the last tensor travels first
+        loads = tuple(map(Load, elements, numbers))
+        found.append(Bucket(compression, topology, first, loads))
     return found
 
 
@@ -316,7 +337,8 @@ class Model:
         self.num_tasks = 0
         self._profile = profile
         self._backward = backward
-        self._groups: dict[object, Group] = {}
+        self._groups: dict[tuple[Kind, tuple[Member, ...]], Group] = {}
+        self._seconds: dict[tuple[Group, ...], float] = {}
 
     def seconds(self, choices: Sequence[Choice]) -> float:
         """Predicts when the last sum of a step is there.
@@ -330,41 +352,55 @@ class Model:
         Raises:
             ConfigError: the profile lacks costs, or a topology does not take so many ranks.
         """
+        members: dict[Kind, list[Member]] = {}
+        for place, one in enumerate(choices):
+            kind = one.compression, one.topology
+            members.setdefault(kind, []).append((place, one.num_elements, one.partitions))
+        return self.seconds_of(self.group(kind, tuple(found)) for kind, found in members.items())
+
+    def seconds_of(self, groups: Iterable[Group]) -> float:
+        """As `seconds`, of groups of this model that together have each gradient once."""
+        ordered = tuple(sorted(groups, key=lambda one: one.members[0]))
+        self.num_tasks += sum(one.num_tasks for one in ordered)
+        found = self._seconds.get(ordered)
+        if found is None:
+            found = self._seconds[ordered] = self._simulated(ordered)
+        return found
+
+    def group(self, kind: Kind, members: tuple[Member, ...]) -> Group:
+        """Gradients, at least one, that are all summed in one way.
+
+        Raises:
+            ConfigError: the profile lacks costs, or a topology does not take so many ranks.
+        """
+        key = kind, members
+        found = self._groups.get(key)
+        if found is None:
+            sizes = [0] * (1 + members[-1][0])
+            for place, size, _ in members:
+                sizes[place] = size
+            parts = {place: count for place, _, count in members if count > 1}
+            made = buckets_of(*kind, sizes, parts, self._profile)
+            whole = Load(sum(sizes), sum(size > 0 for _, size, _ in members))
+            found = self._groups[key] = Group(
+                kind,
+                members,
+                tuple((one.first, tuple(tasks_of(one, self._profile))) for one in made),
+                decoding_of(*kind, whole, self._profile),
+            )
+        return found
+
+    def _simulated(self, groups: Sequence[Group]) -> float:
         backward = self._backward
         chains: list[Chain] = []
-        by_kind: dict[tuple[str | None, str], dict[int, Choice]] = {}
-        for place, choice in enumerate(choices):
-            by_kind.setdefault((choice.compression, choice.topology), {})[place] = choice
-        for kind, members in by_kind.items():
-            group = self._group(kind, members, len(choices))
+        for group in groups:
             start = len(chains)
             for first, tasks in group.chains:
                 chains.append(Chain(tasks, backward.ready[first] if backward else 0.0))
             if group.decoding:
                 chains.append(Chain(group.decoding, after=tuple(range(start, len(chains)))))
-        self.num_tasks += sum(len(chain.tasks) for chain in chains)
         total = max(backward.ready, default=0.0) if backward else 0.0
         return simulate(chains, total, backward is not None and backward.on_cores)
-
-    def _group(
-        self, kind: tuple[str | None, str], members: dict[int, Choice], num_gradients: int
-    ) -> Group:
-        key = (
-            kind,
-            tuple((place, one.num_elements, one.partitions) for place, one in members.items()),
-        )
-        if key not in self._groups:
-            sizes = [0] * num_gradients
-            for place, choice in members.items():
-                sizes[place] = choice.num_elements
-            parts = {place: one.partitions for place, one in members.items() if one.partitions > 1}
-            made = buckets_of(*kind, sizes, parts, self._profile)
-            whole = Load(sum(sizes), sum(size > 0 for size in sizes))
-            self._groups[key] = Group(
-                tuple((one.first, tuple(tasks_of(one, self._profile))) for one in made),
-                decoding_of(*kind, whole, self._profile),
-            )
-        return self._groups[key]
 
 
 def step_seconds(
@@ -374,6 +410,14 @@ def step_seconds(
     if profile.num_ranks == 1:
         return max(backward.ready, default=0.0) if backward else 0.0
     return Model(profile, backward).seconds(choices)
+
+
+def alone_seconds(choices: Iterable[Choice], profile: Profile) -> list[float]:
+    """Predicts for each choice a step of its gradient alone."""
+    if profile.num_ranks == 1:
+        return [0.0 for _ in choices]
+    model = Model(profile)
+    return [model.seconds([one]) for one in choices]
 
 
 def _work(seconds: float) -> Task:

@@ -11,6 +11,7 @@ Invariant: all of it is a function of sizes and of the plan. Two ranks that agre
 """
 
 import dataclasses
+import functools
 import heapq
 import itertools
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -62,10 +63,19 @@ def pieces(sizes: Sequence[int], chunk: int) -> list[Piece]:
         chunk: elements of a chunk.
     """
     return [
-        Piece(tensor, offset // chunk, offset, min(chunk, size - offset), size <= chunk)
-        for tensor, size in reversed(list(enumerate(sizes)))
-        for offset in range(0, size, chunk)
+        piece
+        for tensor in range(len(sizes) - 1, -1, -1)
+        if sizes[tensor]
+        for piece in _pieces_of(tensor, sizes[tensor], chunk)
     ]
+
+
+@functools.lru_cache(maxsize=1 << 14)  # a planner cuts the same tensors thousands of times
+def _pieces_of(tensor: int, size: int, chunk: int) -> tuple[Piece, ...]:
+    return tuple(
+        Piece(tensor, offset // chunk, offset, min(chunk, size - offset), size <= chunk)
+        for offset in range(0, size, chunk)
+    )
 
 
 def spread(weights: Sequence[int], num_segments: int) -> list[int]:
@@ -86,14 +96,14 @@ def spread(weights: Sequence[int], num_segments: int) -> list[int]:
     """
     if num_segments < 1:
         raise ValueError(f"`num_segments` must be at least 1. Received: {num_segments}")
-    if any(weight < 0 for weight in weights):
+    if min(weights, default=0) < 0:
         raise ValueError(f"`weights` must not be negative. Received: weights={weights}")
     loads = [(0, segment) for segment in range(num_segments)]
     found = []
     for weight in weights:
-        load, segment = heapq.heappop(loads)
+        load, segment = loads[0]
         found.append(segment)
-        heapq.heappush(loads, (load + weight, segment))
+        heapq.heapreplace(loads, (load + weight, segment))
     return found
 
 
@@ -127,10 +137,8 @@ def piece_buckets(
     groups: list[list[int]] = []
     of_segment = list(segments) or [0] * len(pieces)
     num_segments = 1 + max(of_segment, default=0)
-    in_runs = itertools.groupby(
-        range(len(pieces)),
-        key=lambda place: pieces[place].tensor if pieces[place].tensor in partitions else None,
-    )
+    alone = [one.tensor if one.tensor in partitions else None for one in pieces]
+    in_runs = itertools.groupby(range(len(pieces)), key=alone.__getitem__)
     for tensor, run in in_runs:
         places = list(run)
         if tensor is None:

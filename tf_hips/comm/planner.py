@@ -16,10 +16,11 @@ Source: HiPress (SOSP 2021), SeCoPa; what differs stands in docs/plan.md.
 
 import dataclasses
 import datetime
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from typing import TypeAlias
 
 from tf_hips.comm import cost_model
-from tf_hips.comm.cost_model import Backward, Model
+from tf_hips.comm.cost_model import Backward, Group, Kind, Member, Model
 from tf_hips.comm.plan import EXACT, PS, TOPOLOGIES, Choice, Plan
 from tf_hips.comm.profile import Profile
 from tf_hips.comm.schedules import HOPS
@@ -48,8 +49,16 @@ class _Option:
     topology: str = EXACT
     partitions: int = 1
 
+    @property
+    def kind(self) -> Kind:
+        """What it has in common with those that it travels with."""
+        return self.compression, self.topology
+
 
 _SUM_EXACTLY = _Option()
+
+_Step: TypeAlias = tuple[Group, ...]
+"""What is done with all gradients: each is in one group."""
 
 
 def make_plan(
@@ -94,22 +103,22 @@ def make_plan(
         for one in topologies_for(text, profile)
         if (one in chosen if chosen is not None else one not in cost_model.ROUNDING)
     ]
-    search = _Search(profile, gradients, backward)
-    options, seconds = search.run(kinds)
+    model, alone = Model(profile, backward), Model(profile)
+    search = _Search(gradients, model, alone)
+    step, seconds = search.run(kinds)
     # Costs are not known so well that a few percent were worth another topology than the usual one.
     usual = [kind for kind in kinds if kind.topology == PS]
     if usual and len(usual) < len(kinds):
-        simple = _Search(profile, gradients, backward)
-        found = simple.run(usual)
+        found = _Search(gradients, model, alone).run(usual)
         if seconds > found[1] * (1 - MARGIN):
-            search, (options, seconds) = simple, found
+            step, seconds = found
     facts = {
         **profile.facts,
         "candidates": ", ".join(texts) or "none",
         "exact_seconds": f"{search.exact_seconds:.6g}",
         "planned": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
-    choices = _with_seconds(search.choices(options), profile)
+    choices = _with_seconds(search.choices(step), profile)
     return Plan(profile.num_ranks, choices, seconds, facts)
 
 
@@ -126,9 +135,10 @@ def predicted(plan: Plan, profile: Profile, backward: Backward | None = None) ->
 
 
 def _with_seconds(choices: Sequence[Choice], profile: Profile) -> tuple[Choice, ...]:
+    alone = cost_model.alone_seconds(choices, profile)
     return tuple(
-        dataclasses.replace(one, predicted_seconds=cost_model.step_seconds([one], profile))
-        for one in choices
+        dataclasses.replace(one, predicted_seconds=seconds)
+        for one, seconds in zip(choices, alone, strict=True)
     )
 
 
@@ -155,36 +165,46 @@ def exact_seconds(
 
 
 class _Search:
-    """A search for the options of all gradients with the shortest step."""
+    """A search for the step of all gradients that ends soonest.
 
-    def __init__(
-        self,
-        profile: Profile,
-        gradients: Sequence[tuple[str, int]],
-        backward: Backward | None,
-    ) -> None:
-        self._profile = profile
-        self._gradients = list(gradients)
-        self._model = Model(profile, backward)
-        self.exact_seconds = self._seconds([_SUM_EXACTLY] * len(self._gradients))
+    A trial moves some gradients from their groups to another; all other groups stay what they are.
+    """
 
-    def choices(self, options: Sequence[_Option]) -> list[Choice]:
-        """The choices that options stand for."""
-        return [
-            Choice(name, size, option.compression, option.topology, option.partitions)
-            for (name, size), option in zip(self._gradients, options, strict=True)
-        ]
+    def __init__(self, gradients: Sequence[tuple[str, int]], model: Model, alone: Model) -> None:
+        """Nothing has been tried.
 
-    def run(self, kinds: Sequence[_Option]) -> tuple[list[_Option], float]:
-        """The best options that were found, and the time of their step."""
-        exact = [_SUM_EXACTLY] * len(self._gradients)
-        best, seconds = exact, self.exact_seconds
+        Args:
+            gradients: name and elements of each.
+            model: predicts steps of them; it may have predicted for another search.
+            alone: predicts steps of one gradient, at position 0.
+        """
+        self._names = [name for name, _ in gradients]
+        self._sizes = [size for _, size in gradients]
+        self._model = model
+        self._alone_model = alone
+        self._most_tasks = model.num_tasks + _MAX_TASKS
+        self._exact = self._step([_SUM_EXACTLY] * len(self._sizes))
+        self.exact_seconds = model.seconds_of(self._exact)
+
+    def choices(self, step: _Step) -> list[Choice]:
+        """What a step does with each gradient."""
+        found = {
+            place: Choice(self._names[place], size, *group.kind, partitions)
+            for group in step
+            for place, size, partitions in group.members
+        }
+        return [found[place] for place in range(len(self._sizes))]
+
+    def run(self, kinds: Sequence[_Option]) -> tuple[_Step, float]:
+        """The best step that was found, and its time."""
+        best, seconds = self._exact, self.exact_seconds
         if not kinds:
-            return exact, seconds
+            return best, seconds
         for options in (self._alone(kinds), *self._thresholds(kinds)):
-            found = self._seconds(options)
+            tried = self._step(options)
+            found = self._model.seconds_of(tried)
             if found < seconds * (1 - _NOTHING):
-                best, seconds = options, found
+                best, seconds = tried, found
         for _ in range(_PASSES):
             before = seconds
             best, seconds = self._improved(best, seconds, kinds)
@@ -192,76 +212,99 @@ class _Search:
                 break
         best, seconds = self._with_fewer(best, seconds)
         if seconds > self.exact_seconds * (1 - MARGIN):
-            return exact, self.exact_seconds
+            return self._exact, self.exact_seconds
         return best, seconds
 
-    def _seconds(self, options: Sequence[_Option]) -> float:
-        return self._model.seconds(self.choices(options))
+    def _step(self, options: Sequence[_Option]) -> _Step:
+        """The step that has these options, one for each gradient."""
+        members: dict[Kind, list[Member]] = {}
+        for place, (option, size) in enumerate(zip(options, self._sizes, strict=True)):
+            members.setdefault(option.kind, []).append((place, size, option.partitions))
+        return tuple(self._model.group(kind, tuple(found)) for kind, found in members.items())
+
+    def _without(self, step: _Step, places: Collection[int]) -> _Step:
+        """The same step of other gradients only."""
+        gone = set(places)
+        found = []
+        for group in step:
+            kept = tuple(one for one in group.members if one[0] not in gone)
+            if len(kept) == len(group.members):
+                found.append(group)
+            elif kept:
+                found.append(self._model.group(group.kind, kept))
+        return tuple(found)
+
+    def _with(self, rest: _Step, places: Iterable[int], option: _Option) -> _Step:
+        """A step that does this with gradients that `rest` has not."""
+        members = [(place, self._sizes[place], option.partitions) for place in places]
+        found = []
+        for group in rest:
+            if group.kind == option.kind:
+                members += group.members
+            else:
+                found.append(group)
+        return *found, self._model.group(option.kind, tuple(sorted(members)))
 
     def _alone(self, kinds: Sequence[_Option]) -> list[_Option]:
         """SeCoPa's rule: for each gradient what is fastest if there were no other."""
         found: dict[int, _Option] = {}
-        for size in {size for _, size in self._gradients}:
+        for size in set(self._sizes):
             options = [_SUM_EXACTLY, *_with_partitions(kinds, size)]
             found[size] = min(options, key=lambda option, size=size: self._alone_s(option, size))  # type: ignore[misc]
-        return [found[size] for _, size in self._gradients]
+        return [found[size] for size in self._sizes]
 
     def _alone_s(self, option: _Option, size: int) -> float:
-        choice = Choice("", size, option.compression, option.topology, option.partitions)
-        return cost_model.step_seconds([choice], self._profile)
+        group = self._alone_model.group(option.kind, ((0, size, option.partitions),))
+        return self._alone_model.seconds_of([group])
 
     def _thresholds(self, kinds: Sequence[_Option]) -> Iterable[list[_Option]]:
         """Everything from a size on compressed in one way."""
-        sizes = sorted({size for _, size in self._gradients if size})
+        sizes = sorted({size for size in self._sizes if size})
         stride = max(1, -(-len(sizes) // _MAX_THRESHOLDS))
         for kind in kinds:
             for least in sizes[::stride]:
-                yield [kind if size >= least else _SUM_EXACTLY for _, size in self._gradients]
+                yield [kind if size >= least else _SUM_EXACTLY for size in self._sizes]
 
     def _improved(
-        self, best: list[_Option], seconds: float, kinds: Sequence[_Option]
-    ) -> tuple[list[_Option], float]:
+        self, best: _Step, seconds: float, kinds: Sequence[_Option]
+    ) -> tuple[_Step, float]:
         """Changes gradients while that helps: the largest ones one by one, others by their size."""
         for places in self._groups():
-            size = self._gradients[places[0]][1]
-            for option in [_SUM_EXACTLY, *_with_partitions(kinds, size)]:
-                if self._model.num_tasks > _MAX_TASKS:
+            rest = self._without(best, places)
+            for option in [_SUM_EXACTLY, *_with_partitions(kinds, self._sizes[places[0]])]:
+                if self._model.num_tasks > self._most_tasks:
                     return best, seconds
-                tried = list(best)
-                for place in places:
-                    tried[place] = option
-                found = self._seconds(tried)
+                tried = self._with(rest, places, option)
+                found = self._model.seconds_of(tried)
                 if found < seconds * (1 - _NOTHING):
                     best, seconds = tried, found
         return best, seconds
 
-    def _with_fewer(self, best: list[_Option], seconds: float) -> tuple[list[_Option], float]:
+    def _with_fewer(self, best: _Step, seconds: float) -> tuple[_Step, float]:
         """Sums small gradients exactly, as long as that costs nothing."""
-        sizes = sorted(
-            {
-                size
-                for (_, size), option in zip(self._gradients, best, strict=True)
-                if option != _SUM_EXACTLY
-            }
-        )
+        sizes = {
+            size
+            for group in best
+            for _, size, _ in group.members
+            if group.kind != _SUM_EXACTLY.kind
+        }
         limit = seconds * (1 + _NOTHING)
-        for most in sizes:
-            tried = [
-                _SUM_EXACTLY if size == most else option
-                for (_, size), option in zip(self._gradients, best, strict=True)
-            ]
-            found = self._seconds(tried)
+        for most in sorted(sizes):
+            places = [place for place, size in enumerate(self._sizes) if size == most]
+            tried = self._with(self._without(best, places), places, _SUM_EXACTLY)
+            found = self._model.seconds_of(tried)
             if found > limit:
                 break
             best, seconds = tried, found
         return best, seconds
 
     def _groups(self) -> list[list[int]]:
-        places = sorted(range(len(self._gradients)), key=lambda place: -self._gradients[place][1])
+        """Places of gradients that are changed together."""
+        places = sorted(range(len(self._sizes)), key=lambda place: -self._sizes[place])
         groups = [[place] for place in places[:_MAX_SINGLE]]
         by_size: dict[int, list[int]] = {}
         for place in places[_MAX_SINGLE:]:
-            by_size.setdefault(self._gradients[place][1], []).append(place)
+            by_size.setdefault(self._sizes[place], []).append(place)
         return [*groups, *by_size.values()]
 
 
