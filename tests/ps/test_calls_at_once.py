@@ -23,6 +23,8 @@ from tf_hips.ps.server.server import Server
 from tf_hips.ps.transport import wire
 from tf_hips.ps.transport.calls_at_once import MAX_CALLS, MAX_STATUS, CallsAtOnce, CrowdedError
 
+pytestmark = pytest.mark.heavy  # servers and many calls
+
 
 def test_the_call_too_many_is_refused_and_told_once() -> None:
     calls = CallsAtOnce(("a", "b"))

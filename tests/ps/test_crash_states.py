@@ -22,6 +22,8 @@ import pytest
 from tests.ps.test_journal import FACTS
 from tf_hips.ps.disk.journal import Folder, Journal, Recovery, SnapshotWriter
 
+pytestmark = pytest.mark.heavy  # a store is broken off at each of its operations
+
 STATE = 20  # the kind of a snapshot's record: how many records it stands for
 Image = dict[str, bytes]  # files of a folder, by name
 Names = dict[str, "File"]

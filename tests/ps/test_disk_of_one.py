@@ -28,6 +28,8 @@ from tf_hips.errors import PeerError
 from tf_hips.ps.client.shards import SEPARATOR
 from tf_hips.ps.server.server import Server
 
+pytestmark = pytest.mark.heavy  # servers of several shards
+
 OPEN: Any = None  # no certificates
 
 

@@ -16,6 +16,8 @@ from tf_hips.ops import native
 from tf_hips.ps.session.moves import BACKUP, LEAST_BYTES_PER_S, ROUND, Moves
 from tf_hips.ps.transport import wire
 
+pytestmark = pytest.mark.heavy  # servers, and children that wait
+
 PATIENCE_S = 600.0
 STEP_BYTES = LEAST_BYTES_PER_S * PATIENCE_S
 CHUNK = 1 << 22

@@ -14,6 +14,8 @@ from tests.ps.relay import Relay
 from tf_hips.ps.security import diagnosis
 from tf_hips.ps.transport.sockets import split_address
 
+pytestmark = pytest.mark.heavy  # servers, and names that come and go
+
 
 def test_a_run_outlives_a_name_that_is_not_found_for_a_while(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch

@@ -18,6 +18,8 @@ from tf_hips.errors import ProtocolError
 from tf_hips.ps.terms.weights import FirstWeights, Refill, cut_weights, equal_bytes, kind_of
 from tf_hips.ps.transport.wire import MESSAGE_BYTES
 
+pytestmark = pytest.mark.heavy  # servers, and links that are cut
+
 ARRAYS = [
     np.arange(12, dtype=np.float32).reshape(3, 4),
     np.array([], np.int64),

@@ -15,6 +15,8 @@ from tf_hips.cli import status
 from tf_hips.ps.calls import written
 from tf_hips.ps.calls.written import Written
 
+pytestmark = pytest.mark.heavy  # servers, and what is asked again and again
+
 
 def test_a_round_that_is_asked_for_again_is_written_and_counted_once(
     certificates: Certificates, tmp_path: Path
