@@ -146,7 +146,8 @@ class _Parser:
             expected, token.text, is_type
         )
         if expected.startswith("the name") and token.text in (*_KEYWORDS, *mistakes.FOREIGN_WORDS):
-            note = f"help: choose another name: `{token.text}` is a word of C++"
+            whose = "the language" if token.text in _KEYWORDS else "C++"
+            note = f"help: choose another name: `{token.text}` is a word of {whose}"
         self._report.add("E101", f"expected {expected}, found {token.describe()}", token.span, note)
         raise _Recover
 
