@@ -251,11 +251,12 @@ class _Entries:
         if self._rows:
             several = dict(zip(self._rows, ("more", "most"), strict=False))
             for count, name in several.items():
+                call = f"  {NAMES[count]}("
                 lines.add(
                     f"const auto {name} = [&](int32_t row, float* to, int64_t begin, int64_t end,",
                     "                      float* late) {",
-                    f"  {NAMES[count]}(params, bodies + row, layout, to, n, row == 0, begin, end,",
-                    "              late);",
+                    f"{call}params, bodies + row, layout, to, n, row == 0, begin, end,",
+                    f"{' ' * len(call)}late);",
                     "};",
                 )
             counts = f"{self._rows[0]}, {self._rows[-1]}"

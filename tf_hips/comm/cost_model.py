@@ -361,6 +361,7 @@ class Model:
     def seconds_of(self, groups: Iterable[Group]) -> float:
         """As `seconds`, of groups of this model that together have each gradient once."""
         ordered = tuple(sorted(groups, key=lambda one: one.members[0]))
+        # Also of what is known: what a search ends by must not depend on what was asked before.
         self.num_tasks += sum(one.num_tasks for one in ordered)
         found = self._seconds.get(ordered)
         if found is None:

@@ -143,27 +143,23 @@ def _sums_of_finite(
     on all). What a liar says of what is finite is summed like the rest, so all have the same.
     """
     means = [place for place, operation in enumerate(operations) if operation == "mean"]
-    finite = [tf.math.is_finite(values[place]) for place in means]
-    counting = [tf.cast(one, values[place].dtype) for one, place in zip(finite, means, strict=True)]
-    known, others = list(values), []
-    for one, place in zip(finite, means, strict=True):
-        nothing = tf.zeros_like(values[place])
-        known[place] = tf.where(one, values[place], nothing)
-        others.append(tf.where(one, nothing, values[place]))
+    known, counting, others = list(values), [], []
+    for place in means:
+        value = values[place]
+        is_finite, nothing = tf.math.is_finite(value), tf.zeros_like(value)
+        known[place] = tf.where(is_finite, value, nothing)
+        counting.append(tf.cast(is_finite, value.dtype))
+        others.append(tf.where(is_finite, nothing, value))
     more = ["mean"] * (2 * len(means))
-    sums = list(total([*known, *counting, *others], [*operations, *more]))
-    counts, strange = sums[len(values) : len(values) + len(means)], sums[len(values) + len(means) :]
-    for place, count, other in zip(means, counts, strange, strict=True):
-        all_replicas = tf.cast(num_replicas, count.dtype)
-        # Exactly what was summed, where it is finite on all.
-        share = tf.where(count > 0, all_replicas / count, tf.ones_like(count))
-        other = tf.where(tf.math.is_finite(other), tf.fill(tf.shape(other), _nan(other)), other)
-        sums[place] = tf.where(count > 0, sums[place] * share, other)
-    return sums[: len(values)]
-
-
-def _nan(like: tf.Tensor) -> tf.Tensor:
-    return tf.constant(float("nan"), like.dtype)
+    summed = total([*known, *counting, *others], [*operations, *more])
+    sums, told = list(summed[: len(values)]), summed[len(values) :]
+    for place, count, other in zip(means, told[: len(means)], told[len(means) :], strict=True):
+        # The factor is 1, and the sum what it was, where all are finite.
+        mean = sums[place] * (tf.cast(num_replicas, count.dtype) / count)
+        nan = tf.constant(float("nan"), other.dtype)
+        alone = tf.where(tf.math.is_finite(other), nan, other)
+        sums[place] = tf.where(count > 0, mean, alone)
+    return sums
 
 
 def averaged(model: keras.Model) -> list[Any]:
