@@ -6,7 +6,8 @@ import errno
 import functools
 import os
 import shutil
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,9 @@ def test_a_full_disk_at_one_shard_ends_the_run_at_all(
             assert train_all(members, 0, 2) == expected_rounds(3)
 
 
-def test_a_restored_run_and_a_new_one_are_not_mixed(tmp_path: Path) -> None:
+@pytest.fixture
+def restored(tmp_path: Path) -> Iterator[list[Server]]:
+    """Two servers of a run, of which the second goes on in round 2, and the first has no state."""
     with contextlib.ExitStack() as stack:
         servers = shards(stack, tmp_path / "first")
         with parties(servers[0], OPEN, insecure=True, address=joint(servers)) as members:
@@ -88,14 +91,70 @@ def test_a_restored_run_and_a_new_one_are_not_mixed(tmp_path: Path) -> None:
             servers[1]._session.settle()
             shutil.copytree(tmp_path / "first/1", tmp_path / "second/1")
     with contextlib.ExitStack() as stack:
-        servers = shards(stack, tmp_path / "second")
-        found = [Party(joint(servers), site, None) for site in SITES]
-        for later in [Later(one.join) for one in found]:
-            with pytest.raises(PeerError, match=r"in the same one\. Received: a run in round 2"):
-                later.result()
-        eventually(lambda: all(one._session.is_over for one in servers))
-        with parties(servers[0], OPEN, insecure=True, address=joint(servers)) as members:
-            assert train_all(members, 0, 2) == expected_rounds(3)
+        yield shards(stack, tmp_path / "second")
+
+
+MIXED = r"in the same one\. Received: a run in round 2"
+
+
+def test_a_restored_run_and_a_new_one_are_not_mixed(restored: list[Server]) -> None:
+    found = [Party(joint(restored), site, None) for site in SITES]
+    for later in [Later(one.join) for one in found]:
+        with pytest.raises(PeerError, match=MIXED):
+            later.result()
+    eventually(lambda: all(one._session.is_over for one in restored))
+    with parties(restored[0], OPEN, insecure=True, address=joint(restored)) as members:
+        assert train_all(members, 0, 2) == expected_rounds(3)
+
+
+@pytest.mark.parametrize("comes", ["before", "behind"])
+def test_a_party_hears_why_the_run_ended_while_it_joined(
+    restored: list[Server], monkeypatch: pytest.MonkeyPatch, comes: str
+) -> None:
+    """One server has answered it when the run ends; the other one would begin a new run with it.
+
+    Its call there comes before it has left that server, or behind that.
+    """
+    early, late = (Party(joint(restored), site, None) for site in SITES)
+    answered, over, left = (threading.Event() for _ in range(3))
+
+    def before(client: Any, name: str, event: threading.Event) -> None:
+        real = getattr(client, name)
+
+        def call(*values: Any) -> Any:
+            assert event.wait(DEADLINE_S)
+            return real(*values)
+
+        monkeypatch.setattr(client, name, call)
+
+    def behind(client: Any, name: str, event: threading.Event) -> None:
+        real = getattr(client, name)
+
+        def call(*values: Any) -> Any:
+            result = real(*values)
+            event.set()
+            return result
+
+        monkeypatch.setattr(client, name, call)
+
+    behind(late.client._clients[0], "join", answered)
+    before(early.client._clients[1], "join", answered)
+    there = late.client._clients[1]
+    if comes == "before":
+        before(there, "join", over)
+        before(there, "leave", left)
+    else:
+        behind(there, "leave", left)
+        before(there, "join", left)
+    first, second = Later(early.join), Later(late.join)
+    with pytest.raises(PeerError, match=MIXED):
+        first.result()
+    over.set()
+    if comes == "before":
+        eventually(lambda: 1 in restored[1]._session._members.children)
+        left.set()
+    with pytest.raises(PeerError, match=MIXED):
+        second.result()
 
 
 def test_a_full_disk_of_a_party_server_ends_the_run_above(

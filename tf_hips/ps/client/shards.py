@@ -116,21 +116,11 @@ class ShardedClient:
             PeerError: as for `Client.join`, or a run that one server has restored is over at
                 another; it is left, so that it ends at all.
         """
-        try:
-            # Before any server counts on this party, each must be the one that it is taken for.
-            self._all(lambda client: client.ask_terms(), self.close)
-            welcomes = self._all(
-                lambda client: client.join(compression, downlink, seed, rule, above),
-                self._give_up_join,
+        # The run may end at one server while another has yet to answer.
+        with self._calling("Join"):
+            welcomes = self._join_all(
+                lambda client: client.join(compression, downlink, seed, rule, above)
             )
-            self._compare(welcomes)
-            reason = why_apart(welcomes, self._servers)
-            if reason is not None:
-                self.leave(reason)  # who only closed would be known to all when it comes again
-                raise PeerError(reason)
-        except BaseException:
-            self._give_up_join()
-            raise
         # A party that was killed may have been known to some of the servers only.
         return dataclasses.replace(
             welcomes[0],
@@ -263,6 +253,22 @@ class ShardedClient:
         self, call: Callable[[Client], _Result], on_error: Callable[[], object] = tuple
     ) -> list[_Result]:
         return _together([functools.partial(call, client) for client in self._clients], on_error)
+
+    def _join_all(self, join: Callable[[Client], Welcome]) -> list[Welcome]:
+        """What all servers answer; leaves those that count on this party where not all do."""
+        try:
+            # Before any server counts on this party, each must be the one that it is taken for.
+            self._all(lambda client: client.ask_terms(), self.close)
+            welcomes = self._all(join, self._give_up_join)
+            self._compare(welcomes)
+            reason = why_apart(welcomes, self._servers)
+            if reason is not None:
+                self.leave(reason)  # who only closed would be known to all when it comes again
+                raise PeerError(reason)
+        except BaseException:
+            self._give_up_join()
+            raise
+        return welcomes
 
     def _give_up_join(self) -> None:
         if any(client.is_back for client in self._clients):

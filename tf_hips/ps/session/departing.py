@@ -79,10 +79,11 @@ class Departing:
 
     def _give_up(self, child: int, reason: str | None) -> None:
         """A child leaves that waits for the others to join: nobody must wait for it."""
+        why = left_the_run(self._site(child), reason, " before it began")
         if self._members.is_sealed:  # the server above counts on it
-            self.end(left_the_run(self._site(child), reason, " before it began"))
+            self.end(why)
             return
-        del self._members.children[child]
+        self._members.children.pop(child).why_out = why  # which its own call that waits is told
         self.changed.notify_all()
 
     def _let_go(self, child: int, reason: str) -> bool:

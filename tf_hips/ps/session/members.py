@@ -114,7 +114,7 @@ class Child:
     num_joining: int = 0  # Join calls that wait; one may be a lost connection's
     groups: int = 0  # of its workers with batches of their own; 0: each worker has
     num_returns: int = 0  # processes that have taken over from one before them
-    why_out: str | None = None  # why it was put out while it waited for others
+    why_out: str | None = None  # why it was put out, or has left, while it waited for others
     backup: tuple[int, int] | None = None  # round and gather that it can come back to
     asks_same: bool = False  # whether `downlink` is what `same` stands for here
 
