@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.comm.profiles import DGC, ONEBIT, VGG19, codec, profile
-from tf_hips.comm import cost_model
-from tf_hips.comm.cost_model import Backward, buckets_of, step_seconds, tasks_of, topologies
+from tf_hips.comm.cost_model import Backward, Model, step_seconds
 from tf_hips.comm.overlap import Chain, Task, simulate
 from tf_hips.comm.partition import BUCKET_ELEMENTS, piece_buckets, pieces, spread
 from tf_hips.comm.plan import EXACT, Choice
 from tf_hips.comm.profile import Collective, Cost, MergeCost, Profile, Tiers, fit
+from tf_hips.comm.tasks import INSIDE_BYTES, Bucket, Load, buckets_of, tasks_of, topologies
 from tf_hips.errors import ConfigError
 from tf_hips.ops.compressor import CHUNK
 
@@ -195,31 +195,31 @@ _SHARE = _M // _N
     ],
 )
 def test_the_formula_of_a_topology(topology: str, work: list[float], sent: list[float]) -> None:
-    costs = _TIERED if topology in cost_model.INSIDE_BYTES else _APART
+    costs = _TIERED if topology in INSIDE_BYTES else _APART
     [bucket] = buckets_of(ONEBIT, topology, [_M], {}, costs)
     found = tasks_of(bucket, costs)
     assert [task.seconds for task in found if not task.is_link] == pytest.approx(work)
     assert [task.seconds for task in found if task.is_link] == pytest.approx(sent)
-    sums = ("ps", *cost_model.INSIDE_BYTES)
+    sums = ("ps", *INSIDE_BYTES)
     decoded = _M * (2e-8 if topology in sums else 3e-8 if topology == "allgather" else 1e-8)
     total = step_seconds([Choice("a", _M, ONEBIT, topology)], costs)
     assert total == pytest.approx(sum(work) + sum(sent) + decoded)
 
 
 def test_whose_part_is_largest_is_waited_for() -> None:
-    parts = tuple(cost_model.Load(size, 1) for size in (10, 30, 20, 5))
+    parts = tuple(Load(size, 1) for size in (10, 30, 20, 5))
     for topology, last in (
         ("ps", [3 * 30 * 0.5 * 2e-3, 30 * 1.4e-7, 3 * 30 * 0.25 * 3e-3]),
         ("ring", [30 * 1e-9, 3 * 30 * 0.5 * 3e-3]),
     ):
-        found = tasks_of(cost_model.Bucket(ONEBIT, topology, 0, parts), _APART)
+        found = tasks_of(Bucket(ONEBIT, topology, 0, parts), _APART)
         assert [task.seconds for task in found[-len(last) :]] == pytest.approx(last)
 
 
 def test_what_was_computed_before_is_of_the_same_buckets() -> None:
     costs = profile(4, 1e8)
     kinds = [[Choice("a", 4 * CHUNK, ONEBIT, "ps", number)] for number in (1, 4)]
-    model = cost_model.Model(costs)
+    model = Model(costs)
     found = [model.seconds(choices) for choices in (*kinds, *kinds)]
     assert found == 2 * [step_seconds(choices, costs) for choices in kinds]
     assert found[0] != found[1]
@@ -230,7 +230,7 @@ def test_groups_in_any_order_are_the_step_of_their_choices() -> None:
     costs = profile(4, 1e8)
     choices = [Choice("a", 300), Choice("b", 4 * CHUNK, ONEBIT, "ring", 2), Choice("c", 0)]
     backward = Backward.even(3, 0.1)
-    model = cost_model.Model(costs, backward)
+    model = Model(costs, backward)
     exact = model.group((None, EXACT), ((0, 300, 1), (2, 0, 1)))
     coded = model.group((ONEBIT, "ring"), ((1, 4 * CHUNK, 2),))
     assert model.seconds_of([coded, exact]) == step_seconds(choices, costs, backward)

@@ -87,8 +87,10 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Plans, prints and writes."""
-    from tf_hips.comm import cost_model, planner
+    from tf_hips.comm import planner
+    from tf_hips.comm.cost_model import Backward
     from tf_hips.comm.profile import Profile
+    from tf_hips.comm.tasks import topologies
 
     if options.gpu and options.backward_ms is None:
         raise arguments.UsageError("--gpu is about the backward pass and needs --backward-ms")
@@ -103,7 +105,7 @@ def run(options: argparse.Namespace) -> int:
                 f"--compression must be one of the profile's: {', '.join(known) or 'none'}. "
                 f"Received: {text!r}"
             )
-    ways = cost_model.topologies(profile)
+    ways = topologies(profile)
     for name in options.topology or []:
         if name not in ways:
             raise arguments.UsageError(
@@ -115,9 +117,7 @@ def run(options: argparse.Namespace) -> int:
     gradients = _gradients(options.model)
     backward = None
     if options.backward_ms is not None:
-        backward = cost_model.Backward.even(
-            len(gradients), options.backward_ms / 1e3, not options.gpu
-        )
+        backward = Backward.even(len(gradients), options.backward_ms / 1e3, not options.gpu)
     if options.from_secopa is not None:
         plan = _from_secopa(options, candidates, profile.num_ranks, gradients)
         plan = planner.predicted(plan, profile, backward)

@@ -19,9 +19,9 @@ import datetime
 from collections.abc import Collection, Iterable, Sequence
 from typing import TypeAlias
 
-from tf_hips.comm import cost_model
+from tf_hips.comm import cost_model, tasks
 from tf_hips.comm.cost_model import Backward, Group, Kind, Member, Model
-from tf_hips.comm.plan import EXACT, PS, TOPOLOGIES, Choice, Plan
+from tf_hips.comm.plan import EXACT, HIERARCHICAL_FP16, PS, TOPOLOGIES, Choice, Plan
 from tf_hips.comm.profile import Profile
 from tf_hips.comm.schedules import HOPS
 from tf_hips.ops.compressor import check_makes_packets, chunk_sizes, parse
@@ -32,6 +32,8 @@ MARGIN = 0.05
 """A plan with compression must promise to save at least this share of the exact sums' time, and one
 with another topology than `ps` at least this share of the time of the best one without."""
 
+# Topologies that lose more than their codec does, and keep no residual of it: only where named.
+_ROUNDING = {HIERARCHICAL_FP16}
 # What changes less is the same: the costs are not known better.
 _NOTHING = 0.01
 _MAX_THRESHOLDS = 10
@@ -90,7 +92,7 @@ def make_plan(
     for text in texts:
         profile.codec(text)
     chosen = None if topologies is None else set(topologies)
-    here = cost_model.topologies(profile) or TOPOLOGIES  # alone there is none to choose
+    here = tasks.topologies(profile) or TOPOLOGIES  # alone there is none to choose
     unknown = set() if chosen is None else chosen - set(TOPOLOGIES)
     if unknown or (chosen is not None and chosen.isdisjoint(here)):
         raise ValueError(
@@ -101,7 +103,7 @@ def make_plan(
         _Option(text, one)
         for text in dict.fromkeys(texts)
         for one in topologies_for(text, profile)
-        if (one in chosen if chosen is not None else one not in cost_model.ROUNDING)
+        if (one in chosen if chosen is not None else one not in _ROUNDING)
     ]
     model, alone = Model(profile, backward), Model(profile)
     search = _Search(gradients, model, alone)
@@ -150,7 +152,7 @@ def topologies_for(compression: str, profile: Profile) -> list[str]:
     compressor = parse(compression)
     return [
         one
-        for one in cost_model.topologies(profile)
+        for one in tasks.topologies(profile)
         if one not in HOPS or compressor.for_sums == compressor
     ]
 

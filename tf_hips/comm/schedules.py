@@ -20,6 +20,7 @@ Thakur, Rabenseifner and Gropp, Optimization of Collective Communication Operati
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 RING, BUTTERFLY, BLOCKS = "ring", "butterfly", "blocks"
@@ -58,6 +59,7 @@ class Schedule:
     hops: tuple[tuple[Transfer, ...], ...]
 
 
+@functools.cache
 def ring(num_ranks: int) -> Schedule:
     """The schedule of a ring of `num_ranks` >= 1 ranks."""
     _check(num_ranks)
@@ -86,6 +88,7 @@ def butterfly(num_ranks: int) -> Schedule:
     return blocks(num_ranks)
 
 
+@functools.cache
 def blocks(num_ranks: int) -> Schedule:
     """The schedule of binary blocks, for any `num_ranks` >= 1."""
     _check(num_ranks)
