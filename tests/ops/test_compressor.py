@@ -88,7 +88,7 @@ def test_sizes_are_checked_by_all(text: str) -> None:
     value = parse(text)
     for wrong in (None, True, 9.0, "9"):
         with pytest.raises(TypeError, match="`n` must be an integer"):
-            value.wire_bytes(wrong)  # type: ignore[arg-type]
+            value.wire_bytes(wrong)
         with pytest.raises(TypeError, match="`n` must be an integer"):
             value.wire_bytes_of([3, wrong])  # type: ignore[list-item]
     for size in (-1, 10**30, 2**48 + 1):
@@ -106,7 +106,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
     assert ops.topk(np.int32(1)).text == ops.topk(1).text
     for wrong in (np.bool_(True), True, np.float32(4), np.array([4])):
         with pytest.raises(TypeError, match="`bitwidth` must be an integer"):
-            ops.terngrad(wrong)  # type: ignore[arg-type]
+            ops.terngrad(wrong)
 
 
 @pytest.mark.parametrize("algorithm", ops.REGISTRY.values(), ids=lambda a: a.name)
@@ -115,7 +115,7 @@ def test_none_is_no_number(algorithm: Algorithm) -> None:
     for parameter in algorithm.parameters:
         message = f"`{parameter.name}` must be .*[^.]. Received: {parameter.name}=None"
         with pytest.raises(TypeError, match=message):
-            Compressor(algorithm.name, ((parameter.name, None),))  # type: ignore[arg-type]
+            Compressor(algorithm.name, ((parameter.name, None),))
     with pytest.raises(ValueError, match="`below` must be given: it has no default"):
         Compressor("mixed", inner=ops.onebit())
 
@@ -145,6 +145,18 @@ def test_words_stand_for_numbers() -> None:
     assert parse("dgc(nesterov=True)") == ops.dgc(nesterov=True) != parse("dgc(nesterov=False)")
     with pytest.raises(TypeError, match="`block` must be an integer"):
         ops.int8(block="64")
+    with pytest.raises(ValueError, match="`nesterov` must be True or False"):
+        parse("dgc(nesterov=2)")
+
+
+def test_stages_and_sizes_are_those_of_integers() -> None:
+    with pytest.raises(TypeError, match=r"`step` must be an integer\. Received: step='3'"):
+        parse("warmup(onebit, steps=10)").at("3")
+    mixed = parse("mixed(onebit, below=10)")
+    assert mixed.of_size(np.int64(9)).text == "fp16"
+    for wrong, message in (("9", "must be an integer"), (-1, "must be in")):
+        with pytest.raises((TypeError, ValueError), match=f"`n` {message}"):
+            mixed.of_size(wrong)
 
 
 @pytest.mark.parametrize(

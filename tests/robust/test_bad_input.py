@@ -174,6 +174,11 @@ def test_rows_of_other_length_or_kind_are_refused() -> None:
         robust.median()([rows[0], np.arange(40)])
 
 
+def test_what_is_no_rows_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"rows must be an array \[n, d\].*Received: None"):
+        robust.median().run(None)
+
+
 def test_rows_of_other_precision_are_taken() -> None:
     rows = rows_of(5)
     for kind in (np.float16, np.float64):
@@ -293,7 +298,7 @@ def test_wrong_settings_of_detox_are_refused() -> None:
     numpys: Any = np.bool_(True)
     assert Detox(3, robust.median(), fixed=numpys) == Detox(3, robust.median(), fixed=True)
     with pytest.raises(TypeError, match=r"`epsilon` must be a number. Received: epsilon='1'"):
-        Detox(3, robust.median(), vote="tolerant", epsilon="1")  # type: ignore[arg-type]
+        Detox(3, robust.median(), vote="tolerant", epsilon="1")
 
 
 def test_residuals_and_groups_that_change_exclude_each_other() -> None:

@@ -138,9 +138,13 @@ class Compressor:
 
         Args:
             n: elements of the whole tensor, not of a chunk.
+
+        Raises:
+            TypeError, ValueError: as for `wire_bytes`.
         """
         if not self.is_mixed:
             return self
+        native.check_size(n)
         if n >= dict(self.params)["below"]:
             return self._mixed_with
         momentum = self._momentum
@@ -163,9 +167,13 @@ class Compressor:
 
         Args:
             step: number of the step (`Key.step`), at least 0.
+
+        Raises:
+            TypeError: `step` is no integer.
         """
         if not self.is_warmup:
             return self
+        native.check_integer("step", step)
         return next(stage for first, stage in reversed(self.stages) if first <= max(0, step))
 
     @property

@@ -59,7 +59,7 @@ class Key:
 
     def __post_init__(self) -> None:
         for name, bits in (("seed", 64), ("step", 32), ("tensor_id", 32), ("offset", 63)):
-            _check_integer(name, getattr(self, name))
+            check_integer(name, getattr(self, name))
             if not 0 <= getattr(self, name) < 1 << bits:
                 raise ValueError(
                     f"`{name}` must be in [0, 2^{bits}). Received: {name}={getattr(self, name)}"
@@ -418,14 +418,15 @@ def _output(out: Floats, n: int) -> Floats:
     return _floats(out, "out", size=n, write=True)
 
 
-def _check_integer(name: str, value: object) -> None:
+def check_integer(name: str, value: object) -> None:
+    """Raises TypeError for what is no integer; truth values are none."""
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
         raise TypeError(f"`{name}` must be an integer. Received: {name}={value!r}")
 
 
 def check_size(n: int) -> None:
     """Refuses what cannot be the number of elements of a tensor: TypeError, ValueError."""
-    _check_integer("n", n)
+    check_integer("n", n)
     if not 0 <= n <= MAX_ELEMENTS:
         raise ValueError(f"`n` must be in [0, 2^48]. Received: n={n}")
 

@@ -68,6 +68,8 @@ class Parameter:
             low, high, value = (_as_float32(number) for number in (low, high, value))
         if not low <= value <= high and value not in dict(self.words).values():
             kind = self._choices or f"in [{self.minimum}, {self.maximum}]"
+            if self.readable == YES_OR_NO:
+                kind = "True or False"
             raise ValueError(f"`{self.name}` must be {kind}. Received: {self.name}={given!r}")
         if self.is_power_of_two and (not isinstance(value, int) or value & (value - 1)):
             raise ValueError(
@@ -99,7 +101,10 @@ class Parameter:
             return value
         names = dict(self.readable)
         if value not in names:
-            known = f"one of {_names(names)}" if names else "a number"
+            known = "an integer" if self.is_integer else "a number"
+            if names:
+                has_others = not self._choices and self.readable != YES_OR_NO
+                known = f"{known} or {_names(names)}" if has_others else f"one of {_names(names)}"
             raise ValueError(f"`{self.name}` must be {known}. Received: {self.name}={value!r}")
         return names[value]
 

@@ -10,7 +10,7 @@ rows nobody can say which is absurd.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -71,8 +71,10 @@ def as_rows(rows: Rows) -> list[Floats]:
 
     Raises:
         ValueError: there are no rows, or they differ in length or have not one dimension.
-        TypeError: a row does not hold floats.
+        TypeError: they are no rows, or one does not hold floats.
     """
+    if not isinstance(rows, Iterable):
+        raise TypeError(f"rows must be an array [n, d] or n arrays [d]. Received: {rows!r}")
     found: list[Floats] = []
     for number, row in enumerate(rows):
         array = np.asarray(row)
