@@ -159,7 +159,8 @@ class Contents:
         rank = self._peers.rank
         draft.mkdir(parents=True, exist_ok=True)  # a remote file system may not show it yet
         if rank == 0:
-            chosen = [entry for place, entry in enumerate(entries) if place not in set(own)]
+            left_out = set(own)
+            chosen = [entry for place, entry in enumerate(entries) if place not in left_out]
             snapshot.write(draft / "shared", chosen)
             others.write_best_weights(draft, self._callbacks)
         snapshot.write(draft / f"rank-{rank}", [entries[place] for place in own])

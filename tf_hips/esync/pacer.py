@@ -210,10 +210,11 @@ class Pacer:
                 child for child, report in current.reports.items() if not report.steps
             )
             there = {child for one in self._rounds.values() for child in one.reports}
+            there -= self._ended
             known = [
                 (child, average.times)
                 for child, average in enumerate(self._averages)
-                if average.times is not None and child in there - self._ended
+                if average.times is not None and child in there
             ]
             if known:
                 current.places = {child: place for place, (child, _) in enumerate(known)}
