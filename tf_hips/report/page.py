@@ -156,7 +156,7 @@ def _row(run: Run) -> list[str]:
     if run.slow_bytes is not None:
         slow = _size(run.slow_bytes)
         if run.dense_bytes:
-            slow += f" ({_against(run.slow_bytes, run.dense_bytes)} than dense)"
+            slow += f" ({_against(run.slow_bytes, run.dense_bytes)} dense)"
     return [
         run.label,
         str(run.num_workers),
@@ -171,7 +171,9 @@ def _row(run: Run) -> list[str]:
 
 def _against(value: float, other: float) -> str:
     """How many times less than `other` a value is, or more: frames of a small model outweigh it."""
-    return f"{other / value:.1f}x less" if value <= other else f"{value / other:.1f}x more"
+    times, word = (other / value, "less") if value <= other else (value / other, "more")
+    factor = f"{times:.1f}x"
+    return "as much as" if factor == "1.0x" else f"{factor} {word} than"
 
 
 def _size(value: float) -> str:

@@ -251,12 +251,14 @@ def _checkpoint(keras_method: Callable[..., Any], callback: Any, *args: Any, **k
     if strategy is None or is_local() or strategy.may_write():
         return keras_method(callback, *args, **kwargs)
     # This rank decides as the others do, and its model writes nothing; but Keras makes the folder
-    # where it is missing, and of two ranks that do so at once one fails.
+    # where it is missing, and of two ranks that do so at once one fails. Nor does it say that it
+    # has saved a file, which is not there.
     filepath, callback.filepath = callback.filepath, Path(callback.filepath).name
+    verbose, callback.verbose = callback.verbose, 0
     try:
         return keras_method(callback, *args, **kwargs)
     finally:
-        callback.filepath = filepath
+        callback.filepath, callback.verbose = filepath, verbose
 
 
 def _orbax_checkpoint(

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keras' callbacks on many ranks with one shared directory: one writes, all decide alike."""
 
+import contextlib
 import csv
+import io
 import sys
 import types
 
@@ -71,10 +73,16 @@ def model_checkpoint(job: Job):
         ),
         # Two ranks that make one folder at once do not both succeed: one of them makes folders.
         _CALLBACKS.ModelCheckpoint(
-            job.folder / f"of-rank-{job.rank}" / "{epoch}.weights.h5", save_weights_only=True
+            job.folder / f"of-rank-{job.rank}" / "{epoch}.weights.h5",
+            save_weights_only=True,
+            verbose=1,
         ),
     ]
-    history = job.equal(_fit(model, rows, callbacks, validation_data=rows).history)
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        history = job.equal(_fit(model, rows, callbacks, validation_data=rows).history)
+    # Who has written a file says so.
+    assert said.getvalue().count("finished saving") == (0 if primitives.rank() else 3)
+    assert callbacks[-1].verbose == 1
     assert callbacks[-1].filepath == str(job.folder / f"of-rank-{job.rank}" / "{epoch}.weights.h5")
     job.equal(float(callbacks[3].best))
     job.gather(None)
