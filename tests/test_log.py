@@ -3,6 +3,7 @@
 
 import json
 import logging
+import os
 import threading
 from pathlib import Path
 
@@ -97,6 +98,31 @@ def test_who_has_waited_for_the_disk_moves_nobody(tmp_path: Path) -> None:
     found = log.read_events(tmp_path)
     assert [one["at"] for one in found] == [0, 1, 1.5, 2, 3, 4, 5, 6]
     assert all(one["time_us"] == int(one["at"] * 10**6) for one in found)
+
+
+def test_events_of_a_long_run_share_what_all_of_them_say(tmp_path: Path) -> None:
+    for site in ("a", "b"):
+        events = log.EventLog(tmp_path, run="job", role="worker", site=site, rank=0)
+        for number in range(2):
+            events.write("round", round=number, sent=812, seconds=0.25)
+        events.close()
+    found = log.read_events(tmp_path)
+    assert len(found) == 4
+    texts = [[*one, one["event"], one["run"], one["role"]] for one in found]
+    for of_all in zip(*texts, strict=True):
+        assert len({id(text) for text in of_all}) == 1, f"{len(found)} copies of `{of_all[0]}`"
+
+
+def test_a_file_that_is_cut_while_it_is_written_goes_on_at_its_beginning(tmp_path: Path) -> None:
+    events = log.EventLog(tmp_path, run="job", role="worker", site="a", rank=0)
+    path = tmp_path / "worker-a-0.jsonl"
+    events.write("before")
+    kept = path.read_bytes()
+    os.truncate(path, 0)  # as logrotate with `copytruncate`
+    events.write("behind")
+    events.close()
+    assert json.loads(kept)["event"] == "before"
+    assert json.loads(path.read_bytes())["event"] == "behind"
 
 
 def test_all_that_a_full_disk_has_cost_is_counted(tmp_path: Path) -> None:

@@ -30,6 +30,8 @@ _SAME_US = 1000
 _LATE_US = 30_000_000
 # A clock that shows less (2025) has not been set since its machine began: many have no battery.
 _FIRST_US = 1_735_689_600_000_000
+# The values of every event that are texts.
+_TEXTS = ("event", "run", "role", "site")
 # Events of `write_later` that may wait for the disk.
 _MOST_WAITING = 10_000
 # Seconds that the end of a process waits for them.
@@ -302,6 +304,7 @@ def read_events(folder: str | Path) -> list[dict[str, Any]]:
     wrote in 1970, before its clock was set for the first time, moved to where that was.
     """
     events: list[dict[str, Any]] = []
+    known: dict[str, str] = {}
     for path in sorted(Path(folder).glob("*.jsonl")):
         first = len(events)
         # As bytes: what a lost disk has left in one line may be no text.
@@ -310,7 +313,7 @@ def read_events(folder: str | Path) -> list[dict[str, Any]]:
                 with contextlib.suppress(ValueError, RecursionError):
                     event = json.loads(line, parse_constant=lambda _: None)
                     if _is_event(event):
-                        events.append(event)
+                        events.append(_sharing(event, known))
         _put_in_order(events[first:])
     return sorted(events, key=lambda event: event["time_us"])
 
@@ -353,5 +356,15 @@ def _is_event(value: object) -> bool:
     """Whether it has what every event of an `EventLog` has."""
     if not isinstance(value, dict) or type(value.get("time_us")) is not int:
         return False
-    texts = ("event", "run", "role", "site")
-    return type(value.get("rank")) is int and all(isinstance(value.get(one), str) for one in texts)
+    return type(value.get("rank")) is int and all(isinstance(value.get(one), str) for one in _TEXTS)
+
+
+def _sharing(event: dict[str, Any], known: dict[str, str]) -> dict[str, Any]:
+    """The event with the strings of `known` in place of those that each line brings anew.
+
+    Of a long run there are a million events, and most of each would be the names of its values.
+    """
+    shared = {known.setdefault(name, name): value for name, value in event.items()}
+    for name in _TEXTS:
+        shared[name] = known.setdefault(shared[name], shared[name])
+    return shared

@@ -203,6 +203,20 @@ def test_both_figures_have_room_for_all_their_words(found):
     assert ticks == len(with_round)
 
 
+def test_a_page_of_a_long_run_has_no_more_marks_than_a_figure_shows(found):
+    one = dataclasses.replace(found[0].marks[0], peer="west", kind="row refused", reason="")
+    rounds = range(30_000)
+    marks = tuple(dataclasses.replace(one, round=number) for number in rounds)
+    drawn = peer_figures.draw([dataclasses.replace(found[0], marks=marks)])
+    [line] = drawn["peers-rounds"].axes[0].get_lines()
+    drawn_at = line.get_xdata()
+    assert 1000 < len(drawn_at) <= 2001
+    widest = max(two - one for one, two in itertools.pairwise(drawn_at))
+    assert drawn_at[0] == rounds[0]
+    assert drawn_at[-1] > rounds[-1] - widest
+    assert widest <= len(rounds) / 1000
+
+
 def test_too_many_peers_are_counted_and_said(found):
     crowd = tuple(
         dataclasses.replace(found[0].marks[0], peer=f"worker {number}") for number in range(40)

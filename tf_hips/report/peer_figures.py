@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 _MAX_ROWS = 30
 # By which kinds of one colour are told apart.
 _HATCHES, _MARKERS, _MARKER_SIZES = ("", "///"), ("|", "x"), (11, 6)
+# Rounds that have a mark of their own on the axis; of more, neighbours share one. A mark is wider
+# than that, and a page with one for each of a million rounds opens in no browser.
+_MOST_COLUMNS = 2000
 _Rows = list[tuple[Run, str, list[Mark]]]
 
 
@@ -127,13 +130,17 @@ def _rounds(rows: _Rows, known: Sequence[str], note: str) -> "Figure":
     drawn, axes = canvas.figure(
         "Rounds in which peers were refused or outvoted", 1.7 + canvas.BAR_HEIGHT * len(rows)
     )
+    last = max(mark.round or 0 for run, *_ in rows for mark in run.marks)
+    width = 1 + last // _MOST_COLUMNS
     for kind in known:
-        points = [
-            (mark.round, place)
-            for place, (*_, marks) in enumerate(rows)
-            for mark in marks
-            if mark.kind == kind and mark.round is not None
-        ]
+        points = sorted(
+            {
+                (mark.round // width * width, place)
+                for place, (*_, marks) in enumerate(rows)
+                for mark in marks
+                if mark.kind == kind and mark.round is not None
+            }
+        )
         axes.plot(
             [one for one, _ in points],
             [place for _, place in points],
@@ -144,7 +151,6 @@ def _rounds(rows: _Rows, known: Sequence[str], note: str) -> "Figure":
             color=canvas.colour(_place(kind)),
             label=kind,
         )
-    last = max(mark.round or 0 for run, *_ in rows for mark in run.marks)
     axes.set_xlim(-0.02 * max(last, 10), 1.02 * max(last, 10))
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlabel(f"round{note}")

@@ -10,11 +10,18 @@ import tensorflow as tf
 
 References = dict[int, weakref.ref[tf.Variable]]
 
+# So many may be of variables that are gone. Of more, these are forgotten at each doubling.
+_MANY = 64
+
 
 def add(references: References, new: Iterable[tf.Variable]) -> None:
-    """Adds variables."""
+    """Adds variables, and forgets those that are gone, of which a search may leave a million."""
+    before = max(_MANY, len(references))
     for variable in new:
         references[id(variable)] = weakref.ref(variable)
+    if len(references).bit_length() > before.bit_length():
+        for key in [key for key, one in references.items() if one() is None]:
+            del references[key]
 
 
 def holds(references: References, variable: tf.Variable) -> bool:
