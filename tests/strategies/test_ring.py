@@ -177,6 +177,11 @@ def test_mistakes_are_errors_on_all_ranks():
         match=r"gradient 1 .* is float32\[4\] on rank 0 and float32\[4\] of variable 2 on rank 1",
     ):
         own_loop.run(hand_over(order))
+    # Or fewer of them.
+    with pytest.raises(
+        ProtocolError, match=r"of float32\[4\], float32\[4\] on rank 0 and of float"
+    ):
+        own_loop.run(hand_over([0] if rank else [0, 1]))
     own_loop.run(hand_over([1, 2, 0]))
     assert [float(one[0]) for one in weights] == [-2.0, -4.0, -6.0]
 
