@@ -281,6 +281,32 @@ def test_failures_last_until_the_next_collective(monkeypatch, clock):
     assert store.asked == before
 
 
+IN_A_GRAPH = """Graph execution error:
+
+Detected at node Square defined at (most recent call last):
+  File "train.py", line 3, in <module>
+
+  File "train.py", line 7, in step
+{stack}
+RuntimeError: the pipeline broke
+Traceback (most recent call last):
+
+  File "data.py", line 46, in rows
+    raise RuntimeError("the pipeline broke")
+
+\t [[{{node PyFunc}}]] [Op:__inference_step_595]"""
+
+
+@pytest.mark.parametrize("stack", ["", "<stack traces unavailable>"])
+def test_others_are_told_what_has_happened_in_a_graph(monkeypatch, clock, stack):
+    store = _Dictionary()
+    dog, _ = dog_of(monkeypatch, store)
+    watchdog.failed(ValueError(IN_A_GRAPH.format(stack=stack)))
+    run(dog, clock, 1)
+    told = State.from_json(store.values["0"])
+    assert told.failure == "ValueError: RuntimeError: the pipeline broke"
+
+
 class _Place:
     """A graph, as the watchdog asks it."""
 

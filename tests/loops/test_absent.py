@@ -81,6 +81,40 @@ def test_statistics_stay_equal_where_all_that_have_a_share_go_absent():
     assert [float(one[0]) for one in exchange._statistics] == [1.0, 2.0]
 
 
+def test_statistics_of_a_party_that_counts_for_earlier_meetings_alone():
+    """Its workers have had no data since they met among themselves, or their weights are NaN."""
+    import tensorflow as tf
+
+    from tf_hips.loops.exchange import Exchange
+    from tf_hips.loops.meeting import Meeting, Told
+
+    nan = float("nan")
+    told = (
+        (Told(0, 0, 12, statistics=(1,)), Told(2, 4, 12, is_finite=False, statistics=(2,))),
+        (Told(2, 8, statistics=(3,)),),
+    )
+    meeting = Meeting(told, "samples", is_equal=False)
+    here = {(0, 0): (3.0, 3.0), (0, 1): (nan, 3.0), (1, 0): (7.0, 5.0)}
+    totals = np.zeros(2)
+    for is_known in (False, True):
+        for place, (statistic, measured) in here.items():
+
+            def reduce(values, is_mean, is_known=is_known):
+                own = np.array([float(one[0]) for one in values])
+                totals[:] += 0.0 if is_known else own
+                return [tf.constant([one], tf.float64) for one in (totals if is_known else own)]
+
+            strategy = types.SimpleNamespace(rule=None, reduce_exactly=reduce)
+            loan = types.SimpleNamespace(has_server=True)
+            options = {"has_milestone": True, "averages_statistics": True}
+            exchange = Exchange(None, strategy, loan, None, **options)
+            exchange._statistics = [tf.Variable([statistic])]
+            exchange._measured = [tf.Variable([measured])]
+            exchange._average_statistics(meeting, place)
+            if is_known:
+                assert float(exchange._statistics[0][0]) == 4.0  # 24 rows of 3, 8 of 7
+
+
 def test_statistics_that_a_liar_makes_nan_stay_what_they_were():
     """It has said that they are finite, and sends others."""
     import tensorflow as tf

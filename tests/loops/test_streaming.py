@@ -153,6 +153,38 @@ def test_fragments_in_one_group():
         _compare(rank, overlap, found, num_steps)
         assert len(set(primitives.gather_objects(found[2].tobytes().hex()))) == 1
     _look_at_who_counts(CompressedRing(), rank)
+    _look_at_what_is_dropped(CompressedRing("error_feedback(onebit)"), rank)
+
+
+def _look_at_what_is_dropped(strategy, member):
+    """Gradients of the first fragment alone: what its encoding drops does not move the second."""
+    import keras
+    import tensorflow as tf
+
+    from tf_hips.comm import primitives
+    from tf_hips.loops import StreamingDiLoCo
+
+    with strategy.scope():
+        layer = keras.layers.Dense(6, use_bias=False, kernel_initializer="zeros")
+        model = keras.Sequential([keras.Input((1,)), layer])
+        rates = np.array([1, 2, 6, 0, 0, 0], np.float32)
+        model.compile(
+            keras.optimizers.SGD(1.0), lambda y, out: -keras.ops.sum(out * rates, axis=-1)
+        )
+    options = {"fragments": FRAGMENTS, "server_optimizer": "fedavg"}
+    loop = StreamingDiLoCo(model, strategy, local_steps=2, **options)
+    x = np.full((6, 1), 1.0 + member, np.float32)
+    loop.fit(x, x, batch_size=1, verbose=0, shuffle=False)
+    moved = model.get_weights()[0][0]
+    np.testing.assert_array_equal(moved[3:], 0.0)
+    # The mean of 6 and of 12 steps, but for what has not been sent yet.
+    kept = [
+        tf.reshape(variable, [-1])[:3]
+        for variable in strategy.state.variables
+        if "residual_0" in variable.name
+    ]
+    left = primitives.allreduce(tf.add_n(kept), "left").numpy()
+    np.testing.assert_allclose(moved[:3] - left, 9.0 * rates[:3], rtol=1e-5)
 
 
 def _look_at_who_counts(strategy, member):

@@ -28,6 +28,7 @@ What is worth compressing:
     profiling     measures a profile
     links         measures collectives
     cost_model    how long a step's sums take under a plan
+    tasks         buckets, and the chain of tasks that each one is
     overlap       chains of tasks on the cores and the link of a rank
     planner       from a profile to a plan
     auto          a plan at the start of training

@@ -423,18 +423,24 @@ class Exchange:
             for number, variable in enumerate(self._statistics)
             if len(told) < len(everyone) or len({one.statistics[number] for one in told}) > 1
         ]
-        shares = meeting.party_shares()
-        share = shares[party] * meeting.worker_shares(party)[worker]
+        shares, of_workers = meeting.party_shares(), meeting.worker_shares(party)
+        # Of a party that counts for its earlier meetings alone they are what the last one has made.
+        counts_before = not sum(of_workers)
+        share = shares[party] * (1 / len(of_workers) if counts_before else of_workers[worker])
         if not sum(shares) or meeting.is_void:
             self._measure_again()
             return
         if not chosen:
             return
+        measured = {
+            id(one): kept for one, kept in zip(self._statistics, self._measured, strict=True)
+        }
+        own = [measured[id(one)] for one in chosen] if counts_before else chosen
         values = [
-            tf.cast(variable.read_value(), tf.float64) * share
+            tf.cast(one.read_value(), tf.float64) * share
             if share
-            else tf.zeros(variable.shape, tf.float64)  # it may hold NaN
-            for variable in chosen
+            else tf.zeros(one.shape, tf.float64)  # it may hold NaN
+            for one in own
         ]
         # Where a quorum goes on without some, shares of those present are less than 1.
         shares_too = [*values, tf.constant([share], tf.float64)]
@@ -442,9 +448,6 @@ class Exchange:
         if not float(whole[0]):
             self._measure_again()  # a quorum has gone on without all that have a share
             return
-        measured = {
-            id(one): kept for one, kept in zip(self._statistics, self._measured, strict=True)
-        }
         for variable, total in zip(chosen, totals, strict=True):
             # A member that has NaN says so, and has no share; one that lies may send it.
             mean, before = tf.cast(total / whole[0], variable.dtype), measured[id(variable)]

@@ -113,7 +113,7 @@ class StreamingDiLoCo(Loop):
         self._fragment_outer = Outer(outer)
         self._size = 0
         self._pending: Any = None
-        self._in_party: LoopSum | None = None
+        self._in_party: list[LoopSum] = []  # of each fragment
         self._over_parties: OverlappedSum | None = None
         self._flying = 0
         super().__init__(model, strategy, weighting=UNIFORM)
@@ -240,14 +240,17 @@ class StreamingDiLoCo(Loop):
         """Fragments are of different rounds: what another party has moved stays in them."""
 
     def open_sums(self) -> None:
-        """Agrees on one vector, which all fragments travel as."""
+        """Agrees on vectors, which all fragments travel as; encoding keeps something of each."""
         if self._loan.has_server:
             self._over_parties = OverlappedSum(
                 self._strategy, self._loan, self._size, self._fragments, self.trained
             )
             return
         vector = Gradient("a fragment of the model", (self._size,), tf.float32)
-        self._in_party = self._loan.make_sum([vector], self.trained, over_parties=False)
+        self._in_party = [
+            self._loan.make_sum([vector], self.trained, over_parties=False)
+            for _ in range(self._fragments)
+        ]
 
     def _own_name(self) -> str:
         with self._loan.whole():
@@ -298,8 +301,9 @@ class StreamingDiLoCo(Loop):
             counts = self._takes_part(fragment) and not self._is_refused
             is_dropped = self._is_mean and not counts
             merged = self._over_parties.end(is_sent=not is_dropped)
-        elif self._in_party is not None:
-            [merged] = self._in_party([self._pending.read_value() * self._share(fragment)])
+        elif self._in_party:
+            value = self._pending.read_value() * self._share(fragment)
+            [merged] = self._in_party[fragment]([value])
         else:
             raise RuntimeError("A loop lands what it has launched. Received: no sums yet")
         is_moved = any(self._counting(fragment))

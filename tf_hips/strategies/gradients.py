@@ -53,12 +53,14 @@ class Gradient:
         dtype: its type.
         is_statistic: whether it is how far a statistic of a layer has moved (see `statistics`): no
             plan has it, and no codec of a party encodes it.
+        before: how many variables of the list come before its own; None: not known.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: tf.DType
     is_statistic: bool = False
+    before: int | None = None
 
     @property
     def num_elements(self) -> int:

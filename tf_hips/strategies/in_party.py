@@ -247,6 +247,8 @@ class InParty:
             }
         own |= {
             f"gradient {place}": f"{gradient.dtype.name}{list(gradient.shape)}"
+            # Names differ between ranks; those that hand over others of one shape add up wrongly.
+            + ("" if gradient.before in (None, place) else f" of variable {gradient.before}")
             for place, gradient in enumerate(gradients)
         }
         everyone = primitives.gather_objects(own, "how gradients are summed")

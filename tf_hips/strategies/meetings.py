@@ -135,9 +135,18 @@ class Meetings:
         chosen = trained if is_computed else met
         if not chosen:
             return
-        digests = [digest_of(one) for one in chosen]
-        everyone = primitives.gather_objects(digests, "weights that are trained first")
-        for variable, *told in zip(chosen, *everyone, strict=True):
+        own = [[f"{one.dtype.name}{one.shape.as_list()}", digest_of(one)] for one in chosen]
+        everyone = primitives.gather_objects(own, "weights that are trained first")
+        kinds = [[kind for kind, _ in told] for told in everyone]
+        for rank, told in enumerate(kinds):
+            if told != kinds[0]:
+                raise ProtocolError(
+                    "All ranks must hand over gradients of the same variables, in one order. "
+                    f"Received: those of {_some(kinds[0])} on rank 0 and of {_some(told)} on rank "
+                    f"{rank}"
+                )
+        digests = [[digest for _, digest in told] for told in everyone]
+        for variable, *told in zip(chosen, *digests, strict=True):
             if len(set(told)) == 1:
                 continue
             if not holds(self._equal, variable):
@@ -333,6 +342,11 @@ class Meetings:
             return found
 
         return exchange
+
+
+def _some(kinds: Sequence[str]) -> str:
+    more = f" and {len(kinds) - 5} more" if len(kinds) > 5 else ""
+    return ", ".join(kinds[:5]) + more
 
 
 def _check_settings(optimizers: Sequence[Any]) -> None:

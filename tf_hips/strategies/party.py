@@ -386,8 +386,11 @@ class PartyStrategy(ExactSums, WithoutServer, Strategy, Party):
                 tuple(variable.shape),
                 variable.dtype,
                 self._is_statistic(variable),
+                before,
             )
-            for variable in variables
+            for variable, before in zip(
+                variables, self.beginning.order_of(variables, self._model), strict=True
+            )
         ]
         label = f"gradients{self._num_sums}"
         sparse, apart = self._sparse_gradients(values, gradients)
