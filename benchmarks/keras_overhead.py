@@ -2,7 +2,8 @@
 """What a strategy of ours costs beside plain Keras and beside a hand-written Horovod loop.
 
     one worker   `fit` under HierarchicalPS over `fit` of plain Keras, which runs in a process that
-                 never imports tf_hips; 2 compute threads each
+                 never imports tf_hips; 2 compute threads each; several pairs of processes, as two
+                 of plain Keras differ by up to 2 %, by where they lie in memory
     two workers  `fit` under HierarchicalPS over the fastest of four hand-written Horovod loops: one
                  `grouped_allreduce`, or a `DistributedGradientTape`; with Horovod's own settings
                  (fusion 128 MiB, cycle 1 ms) and with our cycle of 0.5 ms; one compute thread per
@@ -16,10 +17,10 @@ All variants of a comparison alternate in short blocks, in another order in each
 that do not run stand still. What else runs on a machine only ever adds to a step, so a block's time
 is the lower quartile of its steps without the first one. A machine's pace changes over minutes, so
 a result is the median of the rounds' ratios, with an interval that holds nine tenths of what other
-choices of the same rounds give (bootstrap); the times beside it are medians of the rounds, too, and
-their ratio need not be the same. Rounds go on until the interval of a step of the `cnn` is narrow,
-or the time is over. Models, weights, batches and optimizer (Adam) are the same, and so must what
-was trained be at the end, bit for bit.
+choices of the same pairs and rounds give (bootstrap); the times beside it are medians of the
+rounds, too, and their ratio need not be the same. Rounds, or pairs, go on until the interval of a
+step of the `cnn` is narrow, or the time is over. Models, weights, batches and optimizer (Adam) are
+the same, and so must what was trained be at the end, bit for bit.
 
 Targets stand for the `cnn` (0.6 million weights, batch 16); the `mlp` (7 thousand weights, batch
 32), where nearly all is overhead, and the `transformer` (one block, 0.2 million weights, batch 16)
@@ -30,13 +31,14 @@ ratio is wider than `NOISE` as well, the machine was busy, and nothing is stored
 import argparse
 import contextlib
 import dataclasses
+import math
 import signal
 import statistics
 import sys
 import time
 import tomllib
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -47,6 +49,7 @@ WORKER = "benchmarks.keras_worker"
 MODELS = ("mlp", "cnn", "transformer")
 BLOCK = {"mlp": 100, "cnn": 5, "transformer": 6}  # steps
 ROUNDS = 20  # at least
+PAIRS = 5  # of processes, at least
 SECONDS = 200.0  # and then no more rounds of one comparison
 TRACES = {"mlp": 5, "cnn": 7, "transformer": 5}
 IMPORTS = 5
@@ -54,9 +57,6 @@ IMPORTS = 5
 NOISE = {"step": 0.05, "trace": 0.15}
 BOOTSTRAPS = 500
 CYCLE = {"HOROVOD_CYCLE_TIME": "0.5"}  # what tf_hips sets
-
-Rounds: TypeAlias = list[list[float]]
-"""Seconds of the steps of each round."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +97,32 @@ class Ratio:
     title: str
     cpu: float
     rounds: int
+
+
+@dataclasses.dataclass
+class Taken:
+    """What the rounds of a pair of variants have taken.
+
+    Attributes:
+        ours: seconds of the steps of each block.
+        our_cpu: seconds of the processors for each block.
+        baseline: as `ours`, of the baseline's blocks.
+        baseline_cpu: as `our_cpu`.
+    """
+
+    ours: list[list[float]] = dataclasses.field(default_factory=list)
+    our_cpu: list[float] = dataclasses.field(default_factory=list)
+    baseline: list[list[float]] = dataclasses.field(default_factory=list)
+    baseline_cpu: list[float] = dataclasses.field(default_factory=list)
+
+    def add(
+        self, ours: list[float], our_cpu: float, baseline: list[float], baseline_cpu: float
+    ) -> None:
+        """A round: a block of each."""
+        self.ours.append(ours)
+        self.our_cpu.append(our_cpu)
+        self.baseline.append(baseline)
+        self.baseline_cpu.append(baseline_cpu)
 
 
 def main() -> int:
@@ -184,18 +210,35 @@ def imports() -> list[dict[str, Any]]:
 
 def one_worker(models: Sequence[str], rounds: int) -> list[dict[str, Any]]:
     """Steps and tracing of one worker over plain Keras."""
-    with job(1, module=WORKER, threads=2) as plain, job(1, module=WORKER, threads=2) as hips:
-        plain.ask(do="start", strategy=False)
-        hips.ask(do="start", strategy=True)
-        ours, keras = Variant("ours", hips, "ours"), Variant("plain Keras", plain, "fit")
-        rows = []
-        for model in models:
-            ratio = steps(model, ours, [keras], rounds)
-            rows.append(_of_ratio(f"keras-{model}-step-1-worker", model, "step, 1 worker", ratio))
-            ratio = tracing(model, ours, keras)
-            rows.append(
-                _of_ratio(f"keras-{model}-trace-1-worker", model, "tracing, 1 worker", ratio)
-            )
+    taken: dict[str, list[Taken]] = {model: [] for model in models}
+    traced: dict[str, Ratio] = {}
+    end = time.monotonic() + SECONDS
+    is_over = False
+    while not is_over:
+        number = len(taken[models[0]])
+        with job(1, module=WORKER, threads=2) as plain, job(1, module=WORKER, threads=2) as hips:
+            plain.ask(do="start", strategy=False)
+            hips.ask(do="start", strategy=True)
+            ours, keras = Variant("ours", hips, "ours"), Variant("plain Keras", plain, "fit")
+            for model in models:
+                own = Taken()
+                with _training(model, [ours, keras]):
+                    for _ in range(math.ceil(rounds / PAIRS)):
+                        _add_round(model, ours, {keras: own})
+                taken[model].append(own)
+                if number == 0:
+                    traced[model] = tracing(model, ours, keras)
+        is_over = number + 1 >= PAIRS and (
+            time.monotonic() > end
+            or all(_is_narrow(model, _ratio(own)) for model, own in taken.items())
+        )
+    rows = []
+    for model in models:
+        ratio = _ratio(taken[model], "plain Keras")
+        _say(model, "step", ratio)
+        rows.append(_of_ratio(f"keras-{model}-step-1-worker", model, "step, 1 worker", ratio))
+        name = f"keras-{model}-trace-1-worker"
+        rows.append(_of_ratio(name, model, "tracing, 1 worker", traced[model]))
     return rows
 
 
@@ -227,61 +270,70 @@ def two_workers(models: Sequence[str], rounds: int) -> list[dict[str, Any]]:
 
 def steps(model: str, ours: Variant, baselines: Sequence[Variant], rounds: int) -> Ratio:
     """Step time of `ours` over that of the fastest of `baselines`."""
-    variants = [ours, *baselines]
-    size = BLOCK[model]
-    taken: dict[Variant, Rounds] = {variant: [] for variant in variants}
-    cpu: dict[Variant, Rounds] = {variant: [] for variant in variants}
+    taken = {variant: Taken() for variant in baselines}
+    end = time.monotonic() + SECONDS
+    with _training(model, [ours, *baselines]):
+        while True:
+            _add_round(model, ours, taken)
+            if len(taken[baselines[0]].ours) < rounds:
+                continue
+            ratios = [_ratio([own], variant.title) for variant, own in taken.items()]
+            ratio = max(ratios, key=lambda ratio: ratio.middle)
+            if _is_narrow(model, ratio) or time.monotonic() > end:
+                break
+    for one in ratios:
+        _say(model, "step", one)
+    return ratio
+
+
+@contextlib.contextmanager
+def _training(model: str, variants: Sequence[Variant]) -> Iterator[None]:
+    """Variants make blocks of steps when they are asked; all must end with the same weights."""
     for variant in variants:
         _ask(variant, "begin", model)
-        _ask(variant, "block", model, steps=size)  # the first block traces
-    end = time.monotonic() + SECONDS
-    while True:
-        # Another order in each round: what follows what matters.
-        number = len(taken[ours])
-        turn = number % len(variants)
-        order = variants[turn:] + variants[:turn]
-        for variant in order if number % 2 else reversed(order):
-            answers = _ask(variant, "block", model, steps=size)
-            # Steps end on all ranks at once; the mean leaves out who came last.
-            ranks = zip(*(answer["steps"][1:] for answer in answers), strict=True)
-            taken[variant].append([statistics.mean(step) for step in ranks])
-            cpu[variant].append([statistics.mean(answer["cpu"] for answer in answers)])
-        if number + 1 < rounds:
-            continue
-        ratio = max(
-            (
-                _ratio(taken[ours], taken[variant], cpu[ours], cpu[variant], variant.title)
-                for variant in baselines
-            ),
-            key=lambda ratio: ratio.middle,
-        )
-        is_narrow = ratio.high - ratio.low <= NOISE["step"] / 2
-        if model != "cnn" or is_narrow or time.monotonic() > end:
-            break
+        _ask(variant, "block", model, steps=BLOCK[model])  # the first block traces
+    yield
     digests = {
         answer["digest"] for variant in variants for answer in _ask(variant, "finish", model)
     }
     if len(digests) != 1:
         raise SystemExit(f"bench-keras: the variants of `{model}` did not do the same work.")
-    for variant in baselines:
-        _say(
-            model,
-            "step",
-            _ratio(taken[ours], taken[variant], cpu[ours], cpu[variant], variant.title),
-        )
-    return ratio
+
+
+def _add_round(model: str, ours: Variant, taken: dict[Variant, Taken]) -> None:
+    """A block of each variant."""
+    variants = [ours, *taken]
+    # Another order in each round: what follows what matters.
+    number = len(next(iter(taken.values())).ours)
+    turn = number % len(variants)
+    order = variants[turn:] + variants[:turn]
+    blocks: dict[Variant, tuple[list[float], float]] = {}
+    for variant in order if number % 2 else reversed(order):
+        answers = _ask(variant, "block", model, steps=BLOCK[model])
+        # Steps end on all ranks at once; the mean leaves out who came last.
+        ranks = zip(*(answer["steps"][1:] for answer in answers), strict=True)
+        cpu = statistics.mean(answer["cpu"] for answer in answers)
+        blocks[variant] = [statistics.mean(step) for step in ranks], cpu
+    for variant, own in taken.items():
+        own.add(*blocks[ours], *blocks[variant])
+
+
+def _is_narrow(model: str, ratio: Ratio) -> bool:
+    """Whether more rounds are not needed: those of the `cnn` are compared with a target."""
+    return model != "cnn" or ratio.high - ratio.low <= NOISE["step"] / 2
 
 
 def tracing(model: str, ours: Variant, baseline: Variant) -> Ratio:
     """Time to trace of `ours` over that of `baseline`."""
-    taken: dict[Variant, Rounds] = {ours: [], baseline: []}
-    cpu: dict[Variant, Rounds] = {ours: [], baseline: []}
+    taken = Taken()
     for _ in range(TRACES[model]):
-        for variant in taken:
+        found: list[Any] = []
+        for variant in (ours, baseline):
             answers = _ask(variant, "trace", model)
-            taken[variant].append([max(answer["first"] - answer["later"] for answer in answers)])
-            cpu[variant].append([statistics.mean(answer["cpu"] for answer in answers)])
-    ratio = _ratio(taken[ours], taken[baseline], cpu[ours], cpu[baseline], baseline.title)
+            found.append([max(answer["first"] - answer["later"] for answer in answers)])
+            found.append(statistics.mean(answer["cpu"] for answer in answers))
+        taken.add(*found)
+    ratio = _ratio([taken], baseline.title)
     _say(model, "tracing", ratio)
     return ratio
 
@@ -290,16 +342,17 @@ def _ask(variant: Variant, what: str, model: str, **more: int) -> list[dict[str,
     return variant.job.ask(do=what, model=model, variant=variant.kind, **more)
 
 
-def _times(rounds: Rounds) -> np.ndarray:
-    """Of each block, the lower quartile of its steps."""
-    return np.array([np.quantile(block, 0.25) for block in rounds])
-
-
-def _ratio(ours: Rounds, baseline: Rounds, our_cpu: Rounds, its_cpu: Rounds, title: str) -> Ratio:
-    mine, its = _times(ours), _times(baseline)
+def _ratio(taken: Sequence[Taken], title: str = "") -> Ratio:
+    """Of rounds of several pairs of processes, equally many of each."""
+    mine, its = (
+        np.array([[np.quantile(block, 0.25) for block in blocks] for blocks in of_pairs])
+        for of_pairs in ([one.ours for one in taken], [one.baseline for one in taken])
+    )
     ratios = mine / its
-    chosen = np.random.default_rng(0).integers(len(ratios), size=(BOOTSTRAPS, len(ratios)))
-    low, high = np.quantile(np.median(ratios[chosen], axis=1), [0.05, 0.95])
+    random = np.random.default_rng(0)
+    pairs = random.integers(len(taken), size=(BOOTSTRAPS, len(taken), 1))
+    rounds = random.integers(ratios.shape[1], size=(BOOTSTRAPS, *ratios.shape))
+    low, high = np.quantile(np.median(ratios[pairs, rounds], axis=(1, 2)), [0.05, 0.95])
     return Ratio(
         float(np.median(mine)),
         float(np.median(its)),
@@ -307,8 +360,8 @@ def _ratio(ours: Rounds, baseline: Rounds, our_cpu: Rounds, its_cpu: Rounds, tit
         float(np.median(ratios)),
         float(high),
         title,
-        float(np.median(_times(our_cpu) / _times(its_cpu))),
-        len(ours),
+        float(np.median([np.divide(one.our_cpu, one.baseline_cpu) for one in taken])),
+        ratios.size,
     )
 
 

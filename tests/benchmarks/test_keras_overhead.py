@@ -59,7 +59,8 @@ def test_what_else_runs_does_not_count() -> None:
     # every second round, for both alike.
     ours = [[11 * MS * pace, 11 * MS * pace, 40 * MS, 70 * MS] for pace in (1, 2) * 20]
     baseline = [[10 * MS * pace, 10 * MS * pace, 20 * MS, 90 * MS] for pace in (1, 2) * 20]
-    ratio = keras_overhead._ratio(ours, baseline, baseline, ours, "plain")
+    cpu = [block[0] for block in baseline], [block[0] for block in ours]
+    ratio = keras_overhead._ratio([keras_overhead.Taken(ours, cpu[0], baseline, cpu[1])], "plain")
     # Times are medians, as the ratio is.
     assert (ratio.ours, ratio.baseline) == (pytest.approx(16.5 * MS), pytest.approx(15 * MS))
     assert ratio.middle == pytest.approx(1.1)
@@ -73,6 +74,19 @@ def test_an_interval_covers_what_rounds_differ_in() -> None:
     random = np.random.default_rng(1)
     ours = [[10.5 * MS * pace] for pace in random.normal(1.0, 0.05, 60)]
     baseline = [[10 * MS * pace] for pace in random.normal(1.0, 0.05, 60)]
-    ratio = keras_overhead._ratio(ours, baseline, ours, baseline, "plain")
+    cpu = [1.0] * 60
+    ratio = keras_overhead._ratio([keras_overhead.Taken(ours, cpu, baseline, cpu)], "plain")
     assert ratio.low < 1.05 < ratio.high
     assert 0.01 < ratio.high - ratio.low < 0.06
+
+
+def test_an_interval_covers_what_pairs_of_processes_differ_in() -> None:
+    cpu = [1.0] * 4
+    taken = [
+        keras_overhead.Taken([[10 * MS * luck]] * 4, cpu, [[10 * MS]] * 4, cpu)
+        for luck in (0.98, 0.99, 1.0, 1.01, 1.02)
+    ]
+    ratio = keras_overhead._ratio(taken, "plain")
+    assert (ratio.middle, ratio.rounds) == (1.0, 20)
+    assert ratio.low <= 0.99
+    assert ratio.high >= 1.01
