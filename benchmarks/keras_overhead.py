@@ -37,7 +37,7 @@ import statistics
 import sys
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -211,15 +211,41 @@ def imports() -> list[dict[str, Any]]:
 
 def one_worker(models: Sequence[str], rounds: int) -> list[dict[str, Any]]:
     """Steps and tracing of one worker over plain Keras."""
-    taken: dict[str, list[Taken]] = {model: [] for model in models}
     traced: dict[str, Ratio] = {}
+
+    def trace(model: str, ours: Variant, keras: Variant) -> None:
+        traced[model] = tracing(model, ours, keras)
+
+    rows = []
+    for model, ratio in in_pairs(models, rounds, {"strategy": True}, trace).items():
+        rows.append(_of_ratio(f"keras-{model}-step-1-worker", model, "step, 1 worker", ratio))
+        name = f"keras-{model}-trace-1-worker"
+        rows.append(_of_ratio(name, model, "tracing, 1 worker", traced[model]))
+    return rows
+
+
+def in_pairs(
+    models: Sequence[str],
+    rounds: int,
+    start: Mapping[str, Any],
+    behind: Callable[[str, Variant, Variant], None],
+) -> dict[str, Ratio]:
+    """Step time of one worker over that of plain Keras, by model, in several pairs of processes.
+
+    Args:
+        models: which are trained.
+        rounds: of each model, at least, in all pairs together.
+        start: how the process of ours is started.
+        behind: called with each model and both variants behind the rounds of the first pair.
+    """
+    taken: dict[str, list[Taken]] = {model: [] for model in models}
     end = time.monotonic() + 2 * SECONDS  # half of it is spent on starting processes
     is_over = False
     while not is_over:
         number = max(len(own) for own in taken.values())
         with job(1, module=WORKER, threads=2) as plain, job(1, module=WORKER, threads=2) as hips:
             plain.ask(do="start", strategy=False)
-            hips.ask(do="start", strategy=True)
+            hips.ask(do="start", **start)
             ours, keras = Variant("ours", hips, "ours"), Variant("plain Keras", plain, "fit")
             for model in models if number < PAIRS else [BOUND]:
                 own = Taken()
@@ -228,19 +254,15 @@ def one_worker(models: Sequence[str], rounds: int) -> list[dict[str, Any]]:
                         _add_round(model, ours, {keras: own})
                 taken[model].append(own)
                 if number == 0:
-                    traced[model] = tracing(model, ours, keras)
+                    behind(model, ours, keras)
         is_over = number + 1 >= PAIRS and (
             time.monotonic() > end
             or all(_is_narrow(model, _ratio(own)) for model, own in taken.items())
         )
-    rows = []
-    for model in models:
-        ratio = _ratio(taken[model], "plain Keras")
+    ratios = {model: _ratio(own, "plain Keras") for model, own in taken.items()}
+    for model, ratio in ratios.items():
         _say(model, "step", ratio)
-        rows.append(_of_ratio(f"keras-{model}-step-1-worker", model, "step, 1 worker", ratio))
-        name = f"keras-{model}-trace-1-worker"
-        rows.append(_of_ratio(name, model, "tracing, 1 worker", traced[model]))
-    return rows
+    return ratios
 
 
 def two_workers(models: Sequence[str], rounds: int) -> list[dict[str, Any]]:

@@ -309,7 +309,7 @@ def test_arguments_are_checked() -> None:
         *({"ratio": 0.0}, {"ratio": 1.5}, {"momentum": 1.0}, {"momentum": -0.1}),
         *({"clip_norm": -1.0}, {"clip_norm": float("nan")}, {"nesterov": 2}),
     ):
-        with pytest.raises(ValueError, match=f"`{next(iter(wrong))}` must be in"):
+        with pytest.raises(ValueError, match=f"`{next(iter(wrong))}` must be (in|True)"):
             dgc(**wrong)
     with pytest.raises(TypeError, match="`nesterov` must be an integer"):
         dgc(nesterov=0.5)

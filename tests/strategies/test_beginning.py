@@ -37,7 +37,7 @@ class Meetings:
         if what == "which variables steps have changed":
             return [value, value if self.has_common_steps else []]
         if what == "weights that are trained first":
-            others = [[kind, "other"] for kind, _ in value]
+            others = [[kind, name, "other"] for kind, name, _ in value]
             return [value if self.has_equal_digests else others, value]
         if what != "what steps have computed, and with what":
             return self._gather(value, what)

@@ -164,7 +164,7 @@ def test_mistakes_are_errors_on_all_ranks():
     # Rank 1 hands over gradients of equal shapes in another order, as of a set of names.
     own_loop = CompressedRing()
     with own_loop.scope():
-        weights = [tf.Variable(tf.zeros(4)) for _ in range(3)]
+        weights = [tf.Variable(tf.fill([4], float(k)), name=f"weight{k}") for k in range(3)]
         descent = keras.optimizers.SGD(1.0)
         descent.build(weights)
 
@@ -174,7 +174,7 @@ def test_mistakes_are_errors_on_all_ranks():
     order = [0, 2, 1] if rank else [0, 1, 2]
     with pytest.raises(
         ProtocolError,
-        match=r"gradient 1 .* is float32\[4\] on rank 0 and float32\[4\] of variable 2 on rank 1",
+        match=r"in one order.* number 1 of 3 is weight1 on rank 0 and weight2 on rank 1",
     ):
         own_loop.run(hand_over(order))
     # Or fewer of them.
@@ -183,7 +183,7 @@ def test_mistakes_are_errors_on_all_ranks():
     ):
         own_loop.run(hand_over([0] if rank else [0, 1]))
     own_loop.run(hand_over([1, 2, 0]))
-    assert [float(one[0]) for one in weights] == [-2.0, -4.0, -6.0]
+    assert [float(one[0]) for one in weights] == [-2.0, -3.0, -4.0]
 
     # Built outside of the scope: would train alone, silently.
     outside = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])

@@ -6,6 +6,7 @@ waits inside a graph is asked through `Place`.
 """
 
 import dataclasses
+import re
 import sys
 import sysconfig
 import threading
@@ -34,10 +35,10 @@ _HOROVOD_TEXTS = (
 # What Gloo says, in lines that name its source; data from elsewhere may be cut off as well.
 _GLOO_TEXTS = ("Connection reset by peer", "Connection closed", "Timed out", "Broken pipe")
 
-# How lines begin that TensorFlow writes before what has happened in a graph.
-_AROUND_ERRORS = (
-    "Graph execution error:", "Detected at node", "<stack traces unavailable>", 'File "',
-)  # fmt: skip
+# Lines that TensorFlow writes before what has happened in a graph.
+_AROUND_ERRORS = re.compile(
+    r'Graph execution error:|Detected at node |<stack traces unavailable>|File ".*", line \d+, in '
+)
 
 _MARK = "_tf_hips_is_of_watchdog"
 
@@ -209,7 +210,7 @@ def marked(error: TfHipsError) -> TfHipsError:
 
 def _short(error: BaseException) -> str:
     told = [line.strip() for line in str(error).splitlines() if line.strip()]
-    lines = [line for line in told if not line.startswith(_AROUND_ERRORS)] or told
+    lines = [line for line in told if not _AROUND_ERRORS.match(line)] or told
     return f"{type(error).__name__}: {lines[0] if lines else ''}"[:_MAX_CHARACTERS]
 
 

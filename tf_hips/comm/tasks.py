@@ -8,7 +8,7 @@ Formulae and their source: docs/plan.md.
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from tf_hips.comm import schedules
 from tf_hips.comm.overlap import Task
@@ -45,6 +45,11 @@ class Load:
         if len(loads) == 1:
             return loads[0]
         return cls(sum(one.elements for one in loads), sum(one.pieces for one in loads))
+
+    @staticmethod
+    def most(loads: Iterable["Load"]) -> "Load":
+        """The one with most elements; of those the one with most pieces."""
+        return max(loads, key=lambda one: (one.elements, one.pieces))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,7 +175,7 @@ def tasks_of(bucket: Bucket, profile: Profile) -> list[Task]:
         sent = codec.packet(load.elements, load.pieces)
         return [encode, _send(profile, "allgather", (size - 1) * sent)]
     # The owner with most is waited for.
-    most = max(bucket.segments, key=lambda one: one.elements)
+    most = Load.most(bucket.segments)
     if bucket.topology == PS:
         sent = codec.packet(most.elements, most.pieces)
         gathered = codec.sum_packet(most.elements, most.pieces)
@@ -199,10 +204,7 @@ def _hops(bucket: Bucket, codec: Codec, profile: Profile) -> list[Task]:
         for one, load in zip(hop, messages, strict=True):
             out.setdefault(one.source, []).append(load)
         # Nobody gets more than one message in a hop, and so more than is sent.
-        sent, came = (
-            max(loads, key=lambda load: load.elements)
-            for loads in (map(Load.total, out.values()), messages)
-        )
+        sent, came = Load.most(map(Load.total, out.values())), Load.most(messages)
         tasks += [
             _work(codec.encode(sent.elements, sent.pieces)),
             _task(_links_of(hop, profile), codec.packet(sent.elements, sent.pieces)),
@@ -231,12 +233,12 @@ def _links_of(hop: Sequence[Transfer], profile: Profile) -> Collective:
 def _hierarchical(bucket: Bucket, codec: Codec, profile: Profile, tiers: Tiers) -> list[Task]:
     """Exact sums inside of hosts; between them packets, to an owner and back."""
     whole, others = bucket.load, tiers.per_host - 1
-    most = max(bucket.segments, key=lambda one: one.elements)
+    most = Load.most(bucket.segments)
     slices = (
         Load.total(bucket.segments[number * tiers.hosts : (number + 1) * tiers.hosts])
         for number in range(tiers.slices)
     )
-    widest = max(slices, key=lambda one: one.elements)
+    widest = Load.most(slices)
     each = INSIDE_BYTES[bucket.topology]
     join = profile.copy(whole.elements, whole.pieces)
     add = profile.add(others * widest.elements, others)

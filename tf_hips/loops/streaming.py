@@ -303,7 +303,10 @@ class StreamingDiLoCo(Loop):
             merged = self._over_parties.end(is_sent=not is_dropped)
         elif self._in_party:
             value = self._pending.read_value() * self._share(fragment)
-            [merged] = self._in_party[fragment]([value])
+            sums = self._in_party
+            # As of one sum: no two draw the same noise, and a warm-up counts all of them.
+            sums[fragment].step.assign(max(int(one.step.numpy()) for one in sums))
+            [merged] = sums[fragment]([value])
         else:
             raise RuntimeError("A loop lands what it has launched. Received: no sums yet")
         is_moved = any(self._counting(fragment))

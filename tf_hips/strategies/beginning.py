@@ -143,17 +143,6 @@ class Beginning:
         [raw] = unique([variable])
         return holds(self._known, raw)
 
-    def order_of(self, variables: Sequence[tf.Variable], model: keras.Model | None) -> list[int]:
-        """Of each of `variables` how many others of them come before it.
-
-        In the order of the model, if one is known: a rank may have loaded it. Else as created.
-        """
-        in_order = self._known if model is None else map(id, unique(model.trainable_variables))
-        places = {key: place for place, key in enumerate(in_order)}
-        found = [places.get(id(one), len(places)) for one in variables]
-        order = sorted(range(len(found)), key=found.__getitem__)
-        return [before for _, before in sorted((one, before) for before, one in enumerate(order))]
-
     def of_model(
         self,
         model: keras.Model,

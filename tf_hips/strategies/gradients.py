@@ -25,7 +25,7 @@ from tf_hips.comm.compressed import MakeVariable
 from tf_hips.comm.plan import LARGE_TABLE_ROWS
 from tf_hips.comm.sparse import is_small, sparse_sum
 from tf_hips.comm.staged import Reducer
-from tf_hips.errors import NonFiniteError
+from tf_hips.errors import NonFiniteError, ProtocolError
 from tf_hips.ops.flow import all_finite, finite, on_gpu, opaque
 from tf_hips.strategies.failures import Failures
 from tf_hips.strategies.slices import depends_on_data, is_additive
@@ -53,14 +53,12 @@ class Gradient:
         dtype: its type.
         is_statistic: whether it is how far a statistic of a layer has moved (see `statistics`): no
             plan has it, and no codec of a party encodes it.
-        before: how many variables of the list come before its own; None: not known.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: tf.DType
     is_statistic: bool = False
-    before: int | None = None
 
     @property
     def num_elements(self) -> int:
@@ -317,6 +315,26 @@ class GradientSum:
     def _nonfinite_text(self, bad: Sequence[int], whose: str) -> str:
         """The message of a NonFiniteError up to the number of the step."""
         return nonfinite_text(self.gradients, bad, whose, self._rank)
+
+
+def check_order(names: Sequence[Sequence[str]]) -> None:
+    """Raises ProtocolError where a rank hands over the variables of rank 0 in another order.
+
+    Of one shape they would be added crosswise. Names may well differ between ranks; but the same
+    ones, each of one variable, in another order, are a mistake.
+
+    Args:
+        names: of the variables, by rank.
+    """
+    first = names[0]
+    for rank, other in enumerate(names):
+        if other != first and sorted(other) == sorted(first) and len(set(first)) == len(first):
+            place = next(at for at, name in enumerate(other) if name != first[at])
+            raise ProtocolError(
+                "All ranks must hand over gradients of the same variables, in one order. Received: "
+                f"number {place} of {len(first)} is {first[place]} on rank 0 and {other[place]} on "
+                f"rank {rank}. Layers that ranks make in another order need names of their own"
+            )
 
 
 def nonfinite_text(gradients: Sequence[Gradient], bad: Sequence[int], whose: str, rank: int) -> str:

@@ -25,7 +25,7 @@ from tf_hips.comm.staged import Reducer
 from tf_hips.errors import ProtocolError
 from tf_hips.ops.compressor import Compressor, check_unmixed, parse
 from tf_hips.ops.native import derive_seed
-from tf_hips.strategies.gradients import Gradient, Summing
+from tf_hips.strategies.gradients import Gradient, Summing, check_order
 from tf_hips.strategies.kept_plans import Keeper, plan_of, text_of
 
 
@@ -247,11 +247,11 @@ class InParty:
             }
         own |= {
             f"gradient {place}": f"{gradient.dtype.name}{list(gradient.shape)}"
-            # Names differ between ranks; those that hand over others of one shape add up wrongly.
-            + ("" if gradient.before in (None, place) else f" of variable {gradient.before}")
             for place, gradient in enumerate(gradients)
         }
-        everyone = primitives.gather_objects(own, "how gradients are summed")
+        names = [gradient.name for gradient in gradients]
+        found = primitives.gather_objects((own, names), "how gradients are summed")
+        everyone = [told for told, _ in found]
         for rank, told in enumerate(everyone):
             for name in sorted({*told, *everyone[0]}):
                 first, other = (one.get(name, "nothing") for one in (everyone[0], told))
@@ -263,6 +263,7 @@ class InParty:
                     "All ranks of a party must sum the same gradients in the same way. Received: "
                     f"{name}{known} is {first} on rank 0 and {other} on rank {rank}"
                 )
+        check_order([names for _, names in found])
 
 
 def _beside_statistics(

@@ -321,6 +321,11 @@ class LoopSum:
         self._kept = kept
         self._being = loan.whole if over_parties else loan.in_party
 
+    @property
+    def step(self) -> tf.Variable:
+        """What the next sum is numbered by: its noise, and the stage of a warm-up."""
+        return self._made.step
+
     def __call__(
         self, values: Sequence[tf.Tensor], weight: float | None = None, *, is_sent: bool = True
     ) -> list[tf.Tensor]:

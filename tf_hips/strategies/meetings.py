@@ -26,6 +26,7 @@ from tf_hips.ps.terms.weights import equal_bytes
 from tf_hips.strategies.adapted import Adapted, adapted, as_bytes, check_bytes, check_equal
 from tf_hips.strategies.changes import Changes, digest_of, is_ready
 from tf_hips.strategies.computed import Moved, computed_before
+from tf_hips.strategies.gradients import check_order
 from tf_hips.strategies.kept import check_kept, computed_with_others, suspected
 from tf_hips.strategies.references import References, add, holds, may_be_trained, unique
 from tf_hips.strategies.replicas import FirstSync, check_equal_shapes, synchronise
@@ -135,9 +136,12 @@ class Meetings:
         chosen = trained if is_computed else met
         if not chosen:
             return
-        own = [[f"{one.dtype.name}{one.shape.as_list()}", digest_of(one)] for one in chosen]
+        own = [
+            [f"{one.dtype.name}{one.shape.as_list()}", one.name.removesuffix(":0"), digest_of(one)]
+            for one in chosen
+        ]
         everyone = primitives.gather_objects(own, "weights that are trained first")
-        kinds = [[kind for kind, _ in told] for told in everyone]
+        kinds = [[kind for kind, *_ in told] for told in everyone]
         for rank, told in enumerate(kinds):
             if told != kinds[0]:
                 raise ProtocolError(
@@ -145,7 +149,8 @@ class Meetings:
                     f"Received: those of {_some(kinds[0])} on rank 0 and of {_some(told)} on rank "
                     f"{rank}"
                 )
-        digests = [[digest for _, digest in told] for told in everyone]
+        check_order([[name for _, name, _ in told] for told in everyone])
+        digests = [[digest for *_, digest in told] for told in everyone]
         for variable, *told in zip(chosen, *digests, strict=True):
             if len(set(told)) == 1:
                 continue

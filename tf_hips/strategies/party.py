@@ -386,11 +386,8 @@ class PartyStrategy(ExactSums, WithoutServer, Strategy, Party):
                 tuple(variable.shape),
                 variable.dtype,
                 self._is_statistic(variable),
-                before,
             )
-            for variable, before in zip(
-                variables, self.beginning.order_of(variables, self._model), strict=True
-            )
+            for variable in variables
         ]
         label = f"gradients{self._num_sums}"
         sparse, apart = self._sparse_gradients(values, gradients)

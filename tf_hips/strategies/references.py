@@ -10,7 +10,7 @@ import tensorflow as tf
 
 References = dict[int, weakref.ref[tf.Variable]]
 
-# So many may be of variables that are gone. Of more, these are forgotten at each doubling.
+# So many may be of variables that are gone. Of more, these are forgotten at powers of two.
 _MANY = 64
 
 
