@@ -185,6 +185,8 @@ def _look_at_what_is_dropped(strategy, member):
     ]
     left = primitives.allreduce(tf.add_n(kept), "left").numpy()
     np.testing.assert_allclose(moved[:3] - left, 9.0 * rates[:3], rtol=1e-5)
+    # No two sums of a turn are numbered alike: they would draw the same noise.
+    assert len({int(one.step.numpy()) for one in loop._in_party}) == FRAGMENTS
 
 
 def _look_at_who_counts(strategy, member):
