@@ -3,7 +3,7 @@
 
     one worker   `fit` under HierarchicalPS over `fit` of plain Keras, which runs in a process that
                  never imports tf_hips; 2 compute threads each; several pairs of processes, as two
-                 of plain Keras differ by up to 2 %, by where they lie in memory
+                 of plain Keras differ, too (by 2 %, by hand), and stay so
     two workers  `fit` under HierarchicalPS over the fastest of four hand-written Horovod loops: one
                  `grouped_allreduce`, or a `DistributedGradientTape`; with Horovod's own settings
                  (fusion 128 MiB, cycle 1 ms) and with our cycle of 0.5 ms; one compute thread per

@@ -175,6 +175,19 @@ def test_rounds_are_not_as_long_as_steps_of_who_is_gone() -> None:
     assert pacer.assignment(2, 4) is not None  # it is there again
 
 
+def test_rounds_are_not_as_long_as_steps_of_who_has_no_data_left() -> None:
+    pacer = Pacer(PACE, 2)
+    first_round(pacer)
+    before = pacer.assignment(1, 0)
+    pacer.arrived(0, 1, 12.0, Report(0, 0.0, 0.0))
+    pacer.arrived(1, 1, 12.0, Report(8, 0.25, 2.0))
+    found = pacer.assignment(1, 1)
+    assert before is not None
+    assert found is not None
+    assert (before.round_s, found.round_s) == (2.0, 0.5)
+    assert pacer.assignment(0, 1) is None
+
+
 def test_there_may_be_no_deadline() -> None:
     pacer = Pacer(Pace(deadline=0.0), 2)
     first_round(pacer)

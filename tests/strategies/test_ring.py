@@ -162,28 +162,45 @@ def test_mistakes_are_errors_on_all_ranks():
         training.fit(model, own)
 
     # Rank 1 hands over gradients of equal shapes in another order, as of a set of names.
-    own_loop = CompressedRing()
-    with own_loop.scope():
-        weights = [tf.Variable(tf.fill([4], float(k)), name=f"weight{k}") for k in range(3)]
-        descent = keras.optimizers.SGD(1.0)
-        descent.build(weights)
-
-    def hand_over(order):
-        return lambda: descent.apply_gradients([(tf.fill(4, 1.0 + k), weights[k]) for k in order])
-
     order = [0, 2, 1] if rank else [0, 1, 2]
-    with pytest.raises(
-        ProtocolError,
-        match=r"in one order.* number 1 of 3 is weight1 on rank 0 and weight2 on rank 1",
-    ):
-        own_loop.run(hand_over(order))
+    for around in (tf.function, lambda step: step):
+        own_loop = CompressedRing()
+        with own_loop.scope():
+            weights = [tf.Variable(tf.fill([4], float(k)), name=f"weight{k}") for k in range(3)]
+            descent = keras.optimizers.SGD(1.0)
+            descent.build(weights)
+
+        def hand_over(order, weights=weights, descent=descent):
+            descent.apply_gradients([(tf.fill([4], 1.0 + k), weights[k]) for k in order])
+
+        with pytest.raises(
+            ProtocolError,
+            match=r"in one order.* number 1 of 3 is weight1 on rank 0 and weight2 on rank 1",
+        ):
+            around(lambda run=own_loop.run, hand_over=hand_over: run(hand_over, (order,)))()
     # Or fewer of them.
     with pytest.raises(
         ProtocolError, match=r"of float32\[4\], float32\[4\] on rank 0 and of float"
     ):
-        own_loop.run(hand_over([0] if rank else [0, 1]))
-    own_loop.run(hand_over([1, 2, 0]))
+        own_loop.run(hand_over, ([0] if rank else [0, 1],))
+    own_loop.run(hand_over, ([1, 2, 0],))
     assert [float(one[0]) for one in weights] == [-2.0, -3.0, -4.0]
+    # In which order a rank has made them does not matter.
+    lazily = CompressedRing()
+    with lazily.scope():
+        layers = [keras.layers.Dense(4, use_bias=False) for _ in range(2)]
+        for layer in layers[::-1] if rank else layers:
+            layer.build((4,))
+        descent = keras.optimizers.SGD(1.0)
+
+    def move():
+        kernels = [one.kernel for one in layers]
+        before = [tf.identity(one) for one in kernels]
+        descent.apply_gradients([(tf.fill((4, 4), 1.0 + k), kernels[k]) for k in range(2)])
+        return [was - one for was, one in zip(before, kernels, strict=True)]
+
+    for place, by in enumerate(tf.function(lambda: lazily.run(move))()):
+        np.testing.assert_allclose(by, np.full((4, 4), 2.0 * (1 + place)), rtol=1e-5)
 
     # Built outside of the scope: would train alone, silently.
     outside = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])

@@ -102,9 +102,10 @@ class Parameter:
         names = dict(self.readable)
         if value not in names:
             known = "an integer" if self.is_integer else "a number"
-            if names:
-                has_others = not self._choices and self.readable != YES_OR_NO
-                known = f"{known} or {_names(names)}" if has_others else f"one of {_names(names)}"
+            if self._choices or self.readable == YES_OR_NO:
+                known = f"one of {_names(names)}"
+            elif names:
+                known += f" or {_names(names)}"
             raise ValueError(f"`{self.name}` must be {known}. Received: {self.name}={value!r}")
         return names[value]
 
