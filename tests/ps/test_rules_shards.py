@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules on several servers that share one model: each has the state of its own chunks."""
 
+import threading
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 import pytest
 
-from tests.ps.parties import FEEDBACK, SITES, Party, serving, together, train_all
+from tests.ps.parties import DEADLINE_S, FEEDBACK, SITES, Party, serving, together, train_all
 from tests.ps.test_shards import sharded
 from tests.support.certs import Certificates
-from tf_hips.errors import ProtocolError
+from tf_hips.errors import ProtocolError, TfHipsError
 from tf_hips.ops.compressor import CHUNK
+from tf_hips.ps.client.welcome import Welcome
 
 pytestmark = pytest.mark.heavy  # many rounds of every rule
 
@@ -50,7 +53,10 @@ def test_answers_are_the_same_for_any_number_of_servers(
     assert len(set(results[0])) >= 6  # of fedbuff nothing comes before the third update
 
 
-def test_servers_of_one_run_agree_on_the_rule(certificates: Certificates) -> None:
+@pytest.mark.parametrize("hears_of_it", [False, True])
+def test_servers_of_one_run_agree_on_the_rule(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch, hears_of_it: bool
+) -> None:
     with ExitStack() as stack:
         servers = [
             stack.enter_context(serving(certificates, shard=(index, 2), rule=rule))
@@ -58,9 +64,28 @@ def test_servers_of_one_run_agree_on_the_rule(certificates: Certificates) -> Non
         ]
         address = ",".join(server.address for server in servers)
         members = [Party(address, site, certificates.party(site)) for site in SITES]
+        errors: list[TfHipsError] = []
+        compared = []
 
         def join(member: Party) -> None:
-            with pytest.raises(ProtocolError, match="must agree on `rule`"):
+            with pytest.raises(TfHipsError, match="must agree on `rule`") as refused:
                 member.join()
+            errors.append(refused.value)
 
+        def look_at(member: Party, must_hear: bool) -> None:
+            compare, heard = member.client._compare, threading.Event()
+            member.client.on_end(heard.set)
+
+            def compare_late(welcomes: Sequence[Welcome]) -> None:
+                compared.append(member)
+                assert not must_hear or heard.wait(DEADLINE_S)  # that the other has left
+                compare(welcomes)
+
+            monkeypatch.setattr(member.client, "_compare", compare_late)
+
+        for member in members:
+            look_at(member, hears_of_it and member is members[1])
         together(*(lambda one=one: join(one) for one in members))
+        # Who finds it is told so, also behind the end; who still waits for a server, by the other.
+        found = sum(isinstance(error, ProtocolError) for error in errors)
+        assert found == len(compared) >= 1

@@ -121,6 +121,8 @@ class ShardedClient:
             welcomes = self._join_all(
                 lambda client: client.join(compression, downlink, seed, rule, above)
             )
+        # Outside of it: another party that found the same and left is not the cause of this.
+        self._check_one_run(welcomes)
         # A party that was killed may have been known to some of the servers only.
         return dataclasses.replace(
             welcomes[0],
@@ -191,7 +193,7 @@ class ShardedClient:
                 for client, halt in zip(self._clients, halts, strict=True)
             ]
 
-            def halt_all() -> None:
+            def halt_all(_: BaseException) -> None:
                 for halt in halts:
                     halt.set()
 
@@ -250,7 +252,7 @@ class ShardedClient:
         return sum((client.wire_bytes() for client in self._clients), WireBytes())
 
     def _all(
-        self, call: Callable[[Client], _Result], on_error: Callable[[], object] = tuple
+        self, call: Callable[[Client], _Result], on_error: Callable[[BaseException], object] = repr
     ) -> list[_Result]:
         return _together([functools.partial(call, client) for client in self._clients], on_error)
 
@@ -258,23 +260,31 @@ class ShardedClient:
         """What all servers answer; leaves those that count on this party where not all do."""
         try:
             # Before any server counts on this party, each must be the one that it is taken for.
-            self._all(lambda client: client.ask_terms(), self.close)
-            welcomes = self._all(join, self._give_up_join)
-            self._compare(welcomes)
-            reason = why_apart(welcomes, self._servers)
-            if reason is not None:
-                self.leave(reason)  # who only closed would be known to all when it comes again
-                raise PeerError(reason)
-        except BaseException:
-            self._give_up_join()
+            self._all(lambda client: client.ask_terms(), lambda _: self.close())
+            return self._all(join, self._give_up_join)
+        except BaseException as error:
+            self._give_up_join(error)
             raise
-        return welcomes
 
-    def _give_up_join(self) -> None:
+    def _give_up_join(self, error: BaseException) -> None:
         if any(client.is_back for client in self._clients):
             self.close()  # the run goes on, and waits for another process
         else:
-            self.leave("It could not join all servers of the run.")
+            self.leave(
+                f"It could not join all servers of the run: {str(error) or type(error).__name__}"
+            )
+
+    def _check_one_run(self, welcomes: Sequence[Welcome]) -> None:
+        """Raises where the servers that were joined are not of one run; leaves them then."""
+        try:
+            self._compare(welcomes)
+        except ProtocolError as error:
+            self._give_up_join(error)
+            raise
+        reason = why_apart(welcomes, self._servers)
+        if reason is not None:
+            self.leave(reason)  # who only closed would be known to all when it comes again
+            raise PeerError(reason)
 
     def _compare(self, welcomes: Sequence[Welcome]) -> None:
         """Raises ProtocolError where servers were told different things."""
@@ -361,14 +371,14 @@ def connect(
 
 
 def _together(
-    tasks: Sequence[Callable[[], _Result]], on_error: Callable[[], object] = tuple
+    tasks: Sequence[Callable[[], _Result]], on_error: Callable[[BaseException], object] = repr
 ) -> list[_Result]:
     """Runs tasks at the same time, each in a thread of its own, and waits for all of them.
 
     Args:
         tasks: what to do.
-        on_error: called once, when the first of them fails or the caller is interrupted; it makes
-            the others end.
+        on_error: called once with the error, when the first of them fails or the caller is
+            interrupted; it makes the others end.
 
     Returns:
         Their results; raises the error that came first.
@@ -395,9 +405,9 @@ def _together(
             error = _heard(done)
             if error is not None and first is None:
                 first = error
-                on_error()
-    except BaseException:
-        on_error()
+                on_error(error)
+    except BaseException as error:
+        on_error(error)
         raise
     if first is not None:
         raise first
