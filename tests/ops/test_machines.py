@@ -50,11 +50,11 @@ def digests() -> dict[str, str]:
 
 
 def large_sums() -> dict[str, str]:
-    """Sums that are written past the caches, where lines of memory begin and elsewhere."""
+    """Sums and values that may go past the caches, where lines of memory begin and elsewhere."""
     n, made = (1 << 21) + 77, {}
     room = np.empty(n + 32, np.float32)
     start = -(room.ctypes.data // 4) % 16
-    for name in ("onebit", "tbq", "hips2bit", "terngrad", "int8", "qsgd"):
+    for name in ("onebit", "tbq", "hips2bit", "terngrad", "int8", "qsgd", "topk"):
         compressor = Compressor(name)
         x = codecs.gradient(n, seed=7)
         # All in one loop that writes past the caches, and others before it.
@@ -66,6 +66,8 @@ def large_sums() -> dict[str, str]:
             out = room[start + skew :][:n]
             native.merge(compressor, packets, n, out=out)
             # What lies around them is the same, too.
+            found.update(room[start : start + n + 16].tobytes())
+            native.decode(compressor, packets[0], n, out=out)
             found.update(room[start : start + n + 16].tobytes())
         made[f"large {name}"] = found.hexdigest()
     return made
@@ -98,8 +100,9 @@ def here() -> dict[str, str]:
 @pytest.mark.parametrize("machine", ["avx2", "base"])
 def test_capped_vectors_make_the_same(machine: str, here: dict[str, str]) -> None:
     """TF_HIPS_CPU takes the wide registers away from packing, noise and sums."""
-    level = {"avx2": "l1", "base": "l2"}[machine]
-    assert digests_elsewhere("", TF_HIPS_CPU=machine, TF_HIPS_PREFETCH=level) == here
+    level, stores = {"avx2": ("l1", "past"), "base": ("l2", "through")}[machine]
+    settings = {"TF_HIPS_PREFETCH": level, "TF_HIPS_STORES": stores}
+    assert digests_elsewhere("", TF_HIPS_CPU=machine, **settings) == here
 
 
 @pytest.mark.slow

@@ -13,27 +13,11 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "tf_hips/cc/runtime/processor.h"
 #include "tf_hips/cc/runtime/reduce.h"
 #include "tf_hips/cc/runtime/target.h"
 
 namespace tf_hips {
-
-// Of AMD's family 19h those with AVX-512; Zen 3, the others, was not measured. (<cpuid.h> would
-// take names from specifications by its macros.)
-inline bool is_zen4() {
-#if defined(__x86_64__) && defined(__GNUC__)
-  __builtin_cpu_init();
-  if (!__builtin_cpu_supports("avx512f")) return false;
-  uint32_t a = 0, words[3] = {}, b = 0, c = 0, d = 0;
-  __asm__("cpuid" : "+a"(a), "=b"(words[0]), "=d"(words[1]), "+c"(words[2]));
-  if (std::memcmp(words, "AuthenticAMD", sizeof words) != 0) return false;
-  a = 1;
-  __asm__("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
-  return (a >> 8 & 0xF) + (a >> 20 & 0xFF) == 0x19;
-#else
-  return false;
-#endif
-}
 
 // Whether lines are asked for into the second-level cache. TF_HIPS_PREFETCH in the environment,
 // "l1" or "l2", says it of a processor that is not known here.
