@@ -92,11 +92,12 @@ void WriteLines(char* to, int64_t bytes, int32_t value, const Line& line) {
 }
 
 // `value`, 0 or 1, in every byte.
-template <int kBytes>
+template <int kBytes, Ask kAsk>
 void Write(char* to, int64_t bytes, int32_t value) {
   using Type = typename Vector<kBytes>::Type;
   const Type values = Type{} + value * 0x01010101;
   WriteLines(to, bytes, value, [&](char* line) {
+    AskFor<kAsk>(line);
     for (int k = 0; k < kLine; k += kBytes) *reinterpret_cast<Type*>(line + k) = values;
     // Or the compiler would make a call of memset of it.
     asm volatile("" ::: "memory");
@@ -198,7 +199,9 @@ constexpr Writer kWriters[] = {
 #if defined(__AVX512F__)
     {"w64 late", WriteLate64},
 #endif
-    {"w16", Write<16>},        {"w64", Write<64>}, {"w memset", Set},
+    {"w16", Write<16, Ask::kNothing>},     {"w64", Write<64, Ask::kNothing>},
+    {"w16 lines", Write<16, Ask::kLines>}, {"w64 lines", Write<64, Ask::kLines>},
+    {"w memset", Set},
 #if defined(__x86_64__)
     {"w rep", SetByString},
 #endif

@@ -47,7 +47,7 @@ enum TfHipsStatus {
 enum TfHipsDecodeMode {
   TF_HIPS_SET = 0,
   TF_HIPS_ADD = 1,      // out += value
-  TF_HIPS_STREAM = 2,   // out = value, past the caches: for more than they hold
+  TF_HIPS_STREAM = 2,   // out = value, line by line (stores.h): for more than caches hold
   TF_HIPS_RESIDUAL = 3  // out -= value, and 0 where that is not finite
 };
 

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "tf_hips/cc/runtime/codec.h"
+#include "tf_hips/cc/runtime/stores.h"
 #include "tf_hips/cc/runtime/target.h"
 #include "tf_hips/cc/runtime/vectors.h"
 

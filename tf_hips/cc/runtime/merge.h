@@ -11,6 +11,7 @@
 
 #include "tf_hips/cc/runtime/ahead.h"
 #include "tf_hips/cc/runtime/codec.h"
+#include "tf_hips/cc/runtime/stores.h"
 #include "tf_hips/cc/runtime/vectors.h"
 
 namespace tf_hips {

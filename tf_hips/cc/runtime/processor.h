@@ -7,6 +7,10 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__linux__)
+#include <sys/sysinfo.h>
+#endif
+
 namespace tf_hips {
 
 // Whether this is one with AVX-512 of `maker` (12 characters) and `family`; `*model` is which.
@@ -40,6 +44,15 @@ inline bool is_zen4() {
 inline bool is_skylake_server() {
   uint32_t model = 0;
   return is_wide_processor("GenuineIntel", 6, &model) && model == 0x55;
+}
+
+// Processors of the machine. (<thread>, which has this too, makes every codec longer to compile.)
+inline int num_processors() {
+#if defined(__linux__)
+  return get_nprocs();
+#else
+  return 1;
+#endif
 }
 
 }  // namespace tf_hips

@@ -11,6 +11,7 @@
 #include <limits>
 
 #include "tf_hips/cc/runtime/reduce.h"
+#include "tf_hips/cc/runtime/stores.h"
 #include "tf_hips/cc/runtime/target.h"
 #include "tf_hips/cc/runtime/vectors.h"
 
@@ -37,8 +38,8 @@ TF_HIPS_AVX2_INLINE void row_store(float* out, Row x) {
   _mm256_storeu_ps(out + 8, x.high);
 }
 TF_HIPS_AVX2_INLINE void row_stream(float* line, Row x) {
-  _mm256_stream_ps(line, x.low);
-  _mm256_stream_ps(line + 8, x.high);
+  stream_half(line, x.low);
+  stream_half(line + 8, x.high);
 }
 
 TF_HIPS_AVX2_INLINE Row operator+(Row a, Row b) {
@@ -105,12 +106,12 @@ class LateRows {
  private:
   TF_HIPS_AVX2_INLINE void put_half(__m256 x) {
     if (past_ == 0) {
-      _mm256_stream_ps(half_, x);
+      stream_half(half_, x);
     } else {
       const __m256 turned = _mm256_permutevar8x32_ps(x, order_);
       const __m256 joined = _mm256_blendv_ps(turned, held_, is_held_);
       if (reinterpret_cast<uintptr_t>(half_) - whole_ < whole_bytes_) {
-        _mm256_stream_ps(half_, joined);
+        stream_half(half_, joined);
       } else if (is_first_) {
         const __m256i is_own =
             _mm256_xor_si256(_mm256_castps_si256(is_held_), _mm256_set1_epi32(-1));

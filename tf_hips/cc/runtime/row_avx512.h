@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "tf_hips/cc/runtime/reduce.h"
+#include "tf_hips/cc/runtime/stores.h"
 #include "tf_hips/cc/runtime/target.h"
 #include "tf_hips/cc/runtime/vectors.h"
 
@@ -28,7 +29,7 @@ using RowCodes = __m512i;
 TF_HIPS_AVX512_INLINE Row row_of(float x) { return _mm512_set1_ps(x); }
 TF_HIPS_AVX512_INLINE Row row_at(const float* in) { return _mm512_loadu_ps(in); }
 TF_HIPS_AVX512_INLINE void row_store(float* out, Row x) { _mm512_storeu_ps(out, x); }
-TF_HIPS_AVX512_INLINE void row_stream(float* line, Row x) { _mm512_stream_ps(line, x); }
+TF_HIPS_AVX512_INLINE void row_stream(float* line, Row x) { stream_line(line, x); }
 
 // Rows that follow one another, past the caches, from any float on. Their ends share lines with
 // what lies around them, which go the ordinary way.
@@ -47,13 +48,13 @@ class LateRows {
 
   TF_HIPS_AVX512_INLINE void put(Row x) {
     if (past_ == 0) {
-      _mm512_stream_ps(line_, x);
+      row_stream(line_, x);
     } else {
       const Row line = _mm512_permutex2var_ps(last_, order_, x);
       if (is_first_) {
         _mm512_mask_storeu_ps(line_, static_cast<RowFlags>(0xFFFFu << past_), line);
       } else {
-        _mm512_stream_ps(line_, line);
+        row_stream(line_, line);
       }
       is_first_ = false;
       last_ = x;

@@ -3,16 +3,13 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
 #include <memory>
 #include <mutex>
-#include <thread>
 
 #include "tf_hips/cc/runtime/api.h"
 #include "tf_hips/cc/runtime/denormals.h"
 #include "tf_hips/cc/runtime/momentum.h"
 #include "tf_hips/cc/runtime/packet.h"
-#include "tf_hips/cc/runtime/processor.h"
 #include "tf_hips/cc/runtime/target.h"
 
 namespace tf_hips {
@@ -63,27 +60,13 @@ class FirstFailure {
   int32_t row_ = -1;
 };
 
-// Tensors of more bytes than this are more than what a core has of the caches to itself. Whoever
-// reads them next would not find them there anyway.
-constexpr int64_t kLargeBytes = int64_t{1} << 23;
-
-// Whether large tensors are written past the caches, which then need not fetch what is overwritten.
-// On Skylake-SP and its kin a core has too few such writes under way to keep memory busy, and is
-// faster through the caches while cores are few; many share what memory can do, and half of that
-// would be fetches (decision 0088). TF_HIPS_STORES in the environment, "past" or "through", says it
-// of other processors.
-bool FindPastCaches() {
-  constexpr unsigned kFew = 4;
-  const char* const wish = std::getenv("TF_HIPS_STORES");
-  if (wish != nullptr && std::strcmp(wish, "past") == 0) return true;
-  if (wish != nullptr && std::strcmp(wish, "through") == 0) return false;
-  return !is_skylake_server() || std::thread::hardware_concurrency() > kFew;
-}
+// Tensors of more bytes than this are written past the caches: about what a core has of them to
+// itself. Whoever reads them next would not find them there anyway.
+constexpr int64_t kStreamedBytes = int64_t{1} << 23;
 
 int32_t WriteMode(int64_t n) {
-  static const bool is_past_caches = FindPastCaches();
-  const bool is_large = n > kLargeBytes / static_cast<int64_t>(sizeof(float));
-  return is_large && is_past_caches ? TF_HIPS_STREAM : TF_HIPS_SET;
+  const bool is_large = n > kStreamedBytes / static_cast<int64_t>(sizeof(float));
+  return is_large ? TF_HIPS_STREAM : TF_HIPS_SET;
 }
 
 // The part of a call that one chunk sees.

@@ -13,6 +13,7 @@
 #include "tf_hips/cc/runtime/ahead.h"
 #include "tf_hips/cc/runtime/codec.h"
 #include "tf_hips/cc/runtime/reduce.h"
+#include "tf_hips/cc/runtime/stores.h"
 #include "tf_hips/cc/runtime/target.h"
 #include "tf_hips/cc/runtime/vectors.h"
 

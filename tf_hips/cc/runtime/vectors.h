@@ -519,70 +519,8 @@ TF_HIPS_INLINE int64_t noise_wide(const PhiloxInput& input, int64_t blocks, void
   }
 }
 
-// Lines of 16 floats, past the caches; `out` is aligned to one.
-TF_HIPS_AVX512 inline int64_t stream_avx512(const float* tile, int64_t lines, float* out) {
-  for (int64_t k = 0; k < lines; ++k) {
-    _mm512_stream_ps(out + 16 * k, _mm512_loadu_ps(tile + 16 * k));
-  }
-  return lines;
-}
-
-// Rows of 16 floats, of which each line of memory has parts of two: `line` holds the first `held`
-// of the line at `out`, and is left with those of the line that comes next. The rows are read as
-// they were written: loads that are not would wait until the stores before them are in the cache.
-TF_HIPS_AVX512 inline int64_t stream_on_avx512(const float* tile, int64_t rows, int64_t held,
-                                               float* line, float* out) {
-  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  const __m512i past = _mm512_set1_epi32(static_cast<int32_t>(held));
-  // Lane k of a line is lane k of what is held, then lane k - held of the row.
-  const __mmask16 is_held = static_cast<__mmask16>((1u << held) - 1u);
-  const __m512i order = _mm512_sub_epi32(lane, past);
-  __m512 kept = _mm512_loadu_ps(line);
-  for (int64_t k = 0; k < rows; ++k) {
-    const __m512 row = _mm512_permutexvar_ps(order, _mm512_loadu_ps(tile + 16 * k));
-    _mm512_stream_ps(out + 16 * k, _mm512_mask_mov_ps(row, is_held, kept));
-    kept = row;
-  }
-  _mm512_storeu_ps(line, kept);
-  return rows;
-}
-
-TF_HIPS_INLINE int64_t stream_on_wide(const float* tile, int64_t rows, int64_t held, float* line,
-                                      float* out) {
-  return machine() == Machine::kAvx512 ? stream_on_avx512(tile, rows, held, line, out) : 0;
-}
-
-TF_HIPS_INLINE int64_t stream_wide(const float* tile, int64_t lines, float* out) {
-  return machine() == Machine::kAvx512 ? stream_avx512(tile, lines, out) : 0;
-}
-
 #pragma GCC diagnostic pop
 #endif  // TF_HIPS_HAS_VECTORS
-
-// Copies a tile to memory past the caches, which then need not fetch what is overwritten whole.
-// Lines at the ends, which the tile shares, go the ordinary way. Before others read: stream_end().
-TF_HIPS_INLINE void stream_tile(const float* tile, int64_t count, float* out) {
-#if defined(TF_HIPS_HAS_VECTORS)
-  constexpr int64_t kLine = 16;
-  const uintptr_t past = reinterpret_cast<uintptr_t>(out) % 64;
-  const int64_t head = past % 4 != 0 ? count : static_cast<int64_t>((64 - past) % 64 / 4);
-  int64_t j = head < count ? head : count;
-  std::memcpy(out, tile, static_cast<size_t>(j) * 4);
-  j += kLine * stream_wide(tile + j, (count - j) / kLine, out + j);
-  for (; j + kLine <= count; j += kLine) {
-    for (int64_t k = 0; k < kLine; k += 4) _mm_stream_ps(out + j + k, _mm_loadu_ps(tile + j + k));
-  }
-  std::memcpy(out + j, tile + j, static_cast<size_t>(count - j) * 4);
-#else
-  std::memcpy(out, tile, static_cast<size_t>(count) * 4);
-#endif
-}
-
-TF_HIPS_INLINE void stream_end() {
-#if defined(TF_HIPS_HAS_VECTORS)
-  _mm_sfence();
-#endif
-}
 
 }  // namespace tf_hips
 
