@@ -338,7 +338,11 @@ def test_what_does_not_fit_is_one_line(words, message, refused):
     [
         (["--err-mode", "evil"], "an attack must be one of reversed_gradient"),
         (["--approach", "cyclic"], "`approach` must be one of baseline, maj_vote, detox"),
-        (["--lis-simulation", "yes"], "must be simulate or None"),
+        (["--approach", "detoxx"], "draco-lite, maj-vote; did you mean detox? Received"),
+        (["--err-mode", "rev_grd"], "did you mean rev_grad?"),
+        (["--lis-simulation", "yes"], "must be simulate or None. Received"),
+        (["--lis-simulation", "simulat"], "must be simulate or None; did you mean simulate?"),
+        (["--mode", "coord-medain"], "did you mean coord-median?"),
         (["--rule", "kurm(f=1)"], "argument --rule"),
         (["--group-size", "0"], "must be a whole number >= 1"),
     ],

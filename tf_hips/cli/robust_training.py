@@ -4,7 +4,7 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from tf_hips.cli import arguments, votes
+from tf_hips.cli import arguments, hints, votes
 from tf_hips.esync import RULES
 
 if TYPE_CHECKING:
@@ -46,8 +46,10 @@ def rule(text: str) -> str:
 
 def lis(text: str) -> str | None:
     """`simulate`, or as DETOX says nothing: `None`."""
-    if text not in ("simulate", "None"):
-        raise argparse.ArgumentTypeError(f"must be simulate or None. Received: {text!r}")
+    known = ("simulate", "None")
+    if text not in known:
+        near = hints.near(text, known) or "."
+        raise argparse.ArgumentTypeError(f"must be simulate or None{near} Received: {text!r}")
     return None if text == "None" else text
 
 

@@ -19,6 +19,7 @@ Aggregation", NeurIPS 2019; Chen et al., "DRACO", ICML 2018. Pure functions of r
 
 import collections
 import dataclasses
+import difflib
 import hashlib
 import math
 import numbers
@@ -482,8 +483,10 @@ def approach(
     """
     chosen = _APPROACH_ALIASES.get(name, name)
     if chosen not in APPROACHES:
-        known = ", ".join((*APPROACHES, *_APPROACH_ALIASES))
-        raise ValueError(f"`approach` must be one of {known}. Received: {name!r}")
+        known = (*APPROACHES, *_APPROACH_ALIASES)
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"; did you mean {near[0]}?" if near else "."
+        raise ValueError(f"`approach` must be one of {', '.join(known)}{hint} Received: {name!r}")
     if chosen != _DETOX and bucket_size:
         raise ValueError(
             f"buckets are of the approach detox. Received: bucket_size={bucket_size} with {name}"
