@@ -108,6 +108,24 @@ def add(parser: argparse.ArgumentParser) -> None:
         )
 
 
+def near_mode(text: str) -> str:
+    """What is to be said behind a mode that is none, where it is a robust rule; or nothing.
+
+    A server's `--mode` takes all of them.
+    """
+    from tf_hips import robust
+    from tf_hips.trainer.modes import AGGREGATIONS
+
+    try:
+        rule = robust.parse(text)
+    except ValueError:
+        return ""
+    for one in AGGREGATIONS:
+        if one != robust.detox.MAJ_VOTE and robust.parse(one) == rule:
+            return f"; did you mean {one}?"
+    return f"; `--rule` takes any robust rule, `detox(r=5) >> {text}` for groups."
+
+
 def mode_of(options: argparse.Namespace, mode: str) -> str:
     """What DETOX's modes and simulated workers make of a mode."""
     from tf_hips.trainer.modes import AGGREGATIONS
