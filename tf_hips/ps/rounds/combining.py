@@ -163,7 +163,7 @@ class Combining:
         except ToleranceError as error:
             raise TooFewRowsError(
                 f"Round {number}, {self._model.describe(chunk)}: {error}"
-                f"{self._refusals(packets, weights)}{self._absent(packets, weights)}"
+                f"{self._refusals(packets, weights)}{self.absent(packets, weights)}"
             ) from error
         except NonFiniteError:
             raise NonFiniteError(self._describe_overflow(number, chunk, packets)) from None
@@ -202,7 +202,7 @@ class Combining:
             try:
                 return whole.decide(round)
             except ToleranceError as error:
-                raise ToleranceError(f"{error}{self._absent(children, weights)}") from error
+                raise ToleranceError(f"{error}{self.absent(children, weights)}") from error
         named = self._refusals(children, weights)
         if whole is not None and named:
             raise ToleranceError(f"{self.updates.rule} needs a row. Received: none{named}")
@@ -276,7 +276,7 @@ class Combining:
         named = "; ".join(f"site `{self._sites[child]}`: {OWN_REFUSAL}" for child in refused)
         return f" ({named})" if named else ""
 
-    def _absent(self, children: Iterable[int], weights: Mapping[int, float]) -> str:
+    def absent(self, children: Iterable[int], weights: Mapping[int, float]) -> str:
         """Which of `children` say that they take no part, in brackets; "": none."""
         sites = [
             self._sites[child]
