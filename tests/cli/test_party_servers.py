@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tf_hips import log
+from tf_hips.cli import arguments, party_servers, run
 
 TRAIN = """
 import json, pathlib, sys
@@ -205,3 +206,14 @@ def test_workers_train_through_robust_servers_of_their_parties(tmp_path: Path) -
     assert all(one == told[0] for one in told)
     [joined] = [one for one in log.read_events(logs) if one["event"] == "joined_above"]
     assert joined["rule"] == "mean"
+
+
+def test_what_goes_up_is_not_what_the_rule_of_a_party_looks_at() -> None:
+    parser = arguments.Parser(prog="tf-hips")
+    run.add(parser.add_subparsers(dest="command"))
+    words = ["run", "--intra=ps", "--workers=3", "--compression=topk", "--robust-local=median"]
+    party_servers.check(parser.parse_args([*words, "--rule=mean", "train.py"]))
+    # The rule above looks at it.
+    options = parser.parse_args([*words, "--rule=median", "train.py"])
+    with pytest.raises(arguments.UsageError, match=r"^`--rule`: .* needs packets of all elements"):
+        party_servers.check(options)

@@ -212,6 +212,17 @@ def test_a_round_of_which_nothing_can_be_made_is_refused_at_all_shards() -> None
         assert store.results(0, 0) == (0, [])
 
 
+def test_who_says_that_it_has_no_row_is_named_as_by_one_server() -> None:
+    text, weights = "bulyan(f=1)", {2: 0.0}
+    alone = store_of(text)
+    with pytest.raises(ToleranceError) as caught:
+        deliver([alone], 0, rows_of(0), [weights])
+    assert str(caught.value).endswith("(with weight 0 took no part: `c`)")
+    stores = stores_of(text, 3)
+    deliver(stores, 0, rows_of(0), [weights, {}, {3: 0.0}])  # what shard 0 has heard counts
+    assert rule_on(stores, 0).refusal == str(caught.value)
+
+
 def test_a_reference_that_is_too_long_is_a_refusal() -> None:
     stores = stores_of(CLIPPING, 2)
     deliver(stores, 0, rows_of(0))

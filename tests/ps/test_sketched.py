@@ -328,7 +328,8 @@ def test_one_leaf_that_goes_on_when_the_others_have_ended_owns_nothing() -> None
     nobody = np.full(3, NONE, np.uint8), np.ones(0), np.ones((0, 16), np.float32)
     store.add(0, 0, [(2, PartyRows(*there).to_bytes())])
     store.add(0, 1, [(2, PartyRows(*nobody).to_bytes())])
-    told = r"f=auto bears 1 of 5, and none of those that have come. Received: n=1 .*`w/a`"
+    told = r"f=auto bears 1 of 5, and none of those that have come. Received: n=1 .*`w/a`\)"
+    told += r" \(with weight 0 took no part: `w/b`, "
     [refusal] = store.refusals(0)
     assert re.search(told, str(refusal))
 

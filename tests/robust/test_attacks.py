@@ -264,6 +264,19 @@ def test_every_codec_with_a_float_for_many_elements_has_a_scale() -> None:
         attacks.lie_about_scale(compressors.parse("fp16"), np.zeros(9, np.uint8), 1, 2.0)
 
 
+def test_a_small_tensor_of_what_is_mixed_has_no_scale() -> None:
+    mixed = compressors.parse("mixed(error_feedback(onebit), below=100)")
+    for n in (99, 100):
+        codec = mixed.of_size(n).codec
+        packets = native.encode(codec, np.ones(n, np.float32), native.Key(1, 0, 0))
+        if n < 100:
+            with pytest.raises(ValueError, match=r"below=100\) for 99 elements$"):
+                attacks.lie_about_scale(mixed, packets, n, 8.0)
+        else:
+            lying = attacks.lie_about_scale(mixed, packets, n, 8.0)
+            np.testing.assert_array_equal(native.decode(codec, lying, n), np.full(n, 8.0))
+
+
 def test_who_lies() -> None:
     assert len(set(attacks.liars(45, 5, 1, 0))) == 5
     assert attacks.liars(45, 5, 1, 0) == attacks.liars(45, 5, 1, 0) != attacks.liars(45, 5, 1, 1)

@@ -3,6 +3,8 @@
 
 import collections
 import itertools
+import re
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -246,6 +248,10 @@ def test_options_of_the_authors_code() -> None:
         ("baseline", "krum(f=1)", 5, 0, r"has none. Received: worker_fail=0 with krum\(f=1\)"),
         ("detox", "normal", 5, 1, "has none. Received: worker_fail=1 with mean"),
         ("draco-lite", "clip >> mean", 3, 1, "has none. Received: worker_fail=1 with clip"),
+        *(
+            (name, "normal", 5, -1, "must be 0 or more. Received: worker_fail=-1")
+            for name in detox.APPROACHES
+        ),
     ],
 )
 def test_liars_that_an_approach_cannot_bear_are_no_option(
@@ -253,6 +259,14 @@ def test_liars_that_an_approach_cannot_bear_are_no_option(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         detox.approach(name, mode, group_size=group_size, worker_fail=fail)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"), [("detoxx", "; did you mean detox?"), ("cyclic", "."), (None, ".")]
+)
+def test_an_approach_that_there_is_not_is_answered_with_the_nearest(name: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"maj-vote{told} Received: {name!r}")):
+        detox.approach(name)
 
 
 def test_the_authors_own_defaults_are_enough_for_the_repetition_code() -> None:

@@ -70,9 +70,9 @@ def check(options: argparse.Namespace) -> None:
             "With `--robust-local` the `--rule` must take means, as mean or trimmed_mean do. "
             f"Received: {above}"
         )
-    # What workers send to votes is encoded as the script says (`local_compression`).
-    compression = None if rule.votes is not None else options.compression
-    why_not = rules.why_not(text, options.workers, compression)
+    # What workers send is encoded as the script says (`local_compression`): the server knows it
+    # when they join. `--compression` is of what goes up.
+    why_not = rules.why_not(text, options.workers, None)
     if why_not is not None:
         raise arguments.UsageError(f"`--robust-local`: {why_not}")
 

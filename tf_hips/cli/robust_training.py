@@ -4,7 +4,7 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from tf_hips.cli import arguments, votes
+from tf_hips.cli import arguments, hints, votes
 from tf_hips.esync import RULES
 
 if TYPE_CHECKING:
@@ -46,8 +46,10 @@ def rule(text: str) -> str:
 
 def lis(text: str) -> str | None:
     """`simulate`, or as DETOX says nothing: `None`."""
-    if text not in ("simulate", "None"):
-        raise argparse.ArgumentTypeError(f"must be simulate or None. Received: {text!r}")
+    known = ("simulate", "None")
+    if text not in known:
+        near = hints.near(text, known) or "."
+        raise argparse.ArgumentTypeError(f"must be simulate or None{near} Received: {text!r}")
     return None if text == "None" else text
 
 
@@ -104,6 +106,24 @@ def add(parser: argparse.ArgumentParser) -> None:
         group.add_argument(
             name, type=arguments.switch, nargs="?", const=True, default=False, help=text
         )
+
+
+def near_mode(text: str) -> str:
+    """What is to be said behind a mode that is none, where it is a robust rule; or nothing.
+
+    A server's `--mode` takes all of them.
+    """
+    from tf_hips import robust
+    from tf_hips.trainer.modes import AGGREGATIONS
+
+    try:
+        rule = robust.parse(text)
+    except ValueError:
+        return ""
+    for one in AGGREGATIONS:
+        if one != robust.detox.MAJ_VOTE and robust.parse(one) == rule:
+            return f"; did you mean {one}?"
+    return f"; `--rule` takes any robust rule, `detox(r=5) >> {text}` for groups."
 
 
 def mode_of(options: argparse.Namespace, mode: str) -> str:

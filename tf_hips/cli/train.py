@@ -67,7 +67,7 @@ def mode(text: str) -> str:
         return "sync"
     if text not in (*MODES, *AGGREGATIONS):
         known = (*MODES, *AGGREGATIONS)
-        near = hints.near(text, known) or "."
+        near = robust_training.near_mode(text) or hints.near(text, known) or "."
         raise argparse.ArgumentTypeError(
             f"must be one of {', '.join(known)}{near} Received: {text!r}"
         )

@@ -19,6 +19,7 @@ Aggregation", NeurIPS 2019; Chen et al., "DRACO", ICML 2018. Pure functions of r
 
 import collections
 import dataclasses
+import difflib
 import hashlib
 import math
 import numbers
@@ -476,14 +477,18 @@ def approach(
         compat: fixed groups, and their form of Bulyan.
 
     Raises:
-        ValueError: there is no such approach or mode, it has no buckets, or it does not bear so
-            many who lie: groups are too small for it, the mode says its own f or knows none, or
-            without groups it never bears as many.
+        ValueError: there is no such approach or mode, it has no buckets, `worker_fail` is negative,
+            or it does not bear so many who lie: groups are too small for it, the mode says its own
+            f or knows none, or without groups it never bears as many.
     """
     chosen = _APPROACH_ALIASES.get(name, name)
     if chosen not in APPROACHES:
-        known = ", ".join((*APPROACHES, *_APPROACH_ALIASES))
-        raise ValueError(f"`approach` must be one of {known}. Received: {name!r}")
+        known = (*APPROACHES, *_APPROACH_ALIASES)
+        near = difflib.get_close_matches(str(name), known, 1)
+        hint = f"; did you mean {near[0]}?" if near else "."
+        raise ValueError(f"`approach` must be one of {', '.join(known)}{hint} Received: {name!r}")
+    if worker_fail is not None and worker_fail < 0:
+        raise ValueError(f"`worker_fail` must be 0 or more. Received: worker_fail={worker_fail}")
     if chosen != _DETOX and bucket_size:
         raise ValueError(
             f"buckets are of the approach detox. Received: bucket_size={bucket_size} with {name}"

@@ -180,10 +180,13 @@ class JointStore(Store):
                 with_reference=width > self.num_children,
             )
         except (ToleranceError, NonFiniteError) as error:
+            # Who says that it has no row is why there are too few, as one server says it, too.
+            absent = self._combining.absent(children, weights)
+            has_too_few = isinstance(error, ToleranceError)
             return Verdict(
                 missing=missing,
-                refusal=f"Round {current.number}: {error}",
-                has_too_few=isinstance(error, ToleranceError),
+                refusal=f"Round {current.number}: {error}{absent if has_too_few else ''}",
+                has_too_few=has_too_few,
             )
         return Verdict(tuple(present), missing, decision)
 

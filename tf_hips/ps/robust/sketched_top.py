@@ -29,6 +29,7 @@ from tf_hips.errors import ToleranceError
 from tf_hips.ops.compressor import Compressor
 from tf_hips.ops.native import Floats
 from tf_hips.ps.robust.sketch import (
+    NONE,
     REFUSED,
     ROW,
     PartyRows,
@@ -38,7 +39,7 @@ from tf_hips.ps.robust.sketch import (
 from tf_hips.ps.rounds.round import Packet, TooFewRowsError
 from tf_hips.ps.rounds.store import Job, Store
 from tf_hips.ps.rounds.whole import Refuse
-from tf_hips.ps.rules.robust import OWN_REFUSAL
+from tf_hips.ps.rules.robust import OWN_REFUSAL, with_no_row
 from tf_hips.ps.rules.rule import Rule, Sum
 from tf_hips.ps.rules.updates import Updates
 from tf_hips.ps.terms.recorder import Kind
@@ -303,7 +304,9 @@ class WeighingStore(Store):
             except ToleranceError as failure:
                 told = ", ".join(f"row {row} is `{names[leaf]}`" for row, leaf in enumerate(places))
                 gone = "".join(f"; `{names[leaf]}`: {OWN_REFUSAL}" for leaf in missing)
-                error = f"Round {number}: {failure} ({told}{gone})"
+                # Who says that it has no row is why there are too few.
+                absent = with_no_row([names[leaf] for leaf in np.flatnonzero(known == NONE)])
+                error = f"Round {number}: {failure} ({told}{gone}){absent}"
         elif missing.size:
             named = "; ".join(f"`{names[leaf]}`: {OWN_REFUSAL}" for leaf in missing)
             error = f"Round {number}: the rule needs a row. Received: none ({named})"

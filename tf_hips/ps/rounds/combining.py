@@ -23,15 +23,12 @@ from tf_hips.ops.native import Floats
 from tf_hips.ps.rounds.norms import Norms
 from tf_hips.ps.rounds.partial import LatePacket
 from tf_hips.ps.rounds.round import Packet, TooFewRowsError
-from tf_hips.ps.rules.robust import OWN_REFUSAL, Rows, is_refused
+from tf_hips.ps.rules.robust import OWN_REFUSAL, Rows, is_refused, with_no_row
 from tf_hips.ps.rules.rule import Rule
 from tf_hips.ps.rules.updates import Updates
 from tf_hips.ps.rules.whole import Ruling, WholeRound
 from tf_hips.ps.terms.model import Model
 from tf_hips.ps.transport.wire import Buffer
-
-# Sites that an error names, at most.
-_NAMED = 5
 
 
 class Combining:
@@ -163,7 +160,7 @@ class Combining:
         except ToleranceError as error:
             raise TooFewRowsError(
                 f"Round {number}, {self._model.describe(chunk)}: {error}"
-                f"{self._refusals(packets, weights)}{self._absent(packets, weights)}"
+                f"{self._refusals(packets, weights)}{self.absent(packets, weights)}"
             ) from error
         except NonFiniteError:
             raise NonFiniteError(self._describe_overflow(number, chunk, packets)) from None
@@ -202,7 +199,7 @@ class Combining:
             try:
                 return whole.decide(round)
             except ToleranceError as error:
-                raise ToleranceError(f"{error}{self._absent(children, weights)}") from error
+                raise ToleranceError(f"{error}{self.absent(children, weights)}") from error
         named = self._refusals(children, weights)
         if whole is not None and named:
             raise ToleranceError(f"{self.updates.rule} needs a row. Received: none{named}")
@@ -276,16 +273,14 @@ class Combining:
         named = "; ".join(f"site `{self._sites[child]}`: {OWN_REFUSAL}" for child in refused)
         return f" ({named})" if named else ""
 
-    def _absent(self, children: Iterable[int], weights: Mapping[int, float]) -> str:
+    def absent(self, children: Iterable[int], weights: Mapping[int, float]) -> str:
         """Which of `children` say that they take no part, in brackets; "": none."""
         sites = [
             self._sites[child]
             for child in sorted(children)
             if weights.get(child, 1.0) == 0 and not is_refused(weights.get(child, 1.0))
         ]
-        named = ", ".join(f"`{site}`" for site in sites[:_NAMED])
-        more = f" and {len(sites) - _NAMED} more" if len(sites) > _NAMED else ""
-        return f" (with weight 0 took no part: {named}{more})" if sites else ""
+        return with_no_row(sites)
 
     def residual_rms(self) -> float:
         """Root mean square of what packets of the way down have missed so far; 0 without any.

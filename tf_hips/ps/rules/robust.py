@@ -28,6 +28,8 @@ from tf_hips.robust.codecs import why_not_sparse
 from tf_hips.robust.rows import lesser_median, totals
 
 OWN_REFUSAL = "it has refused its own update: NaN or infinity"
+# Names in a message, at most.
+_NAMED = 5
 _RULES = {
     "median": CoordinateRule.MEDIAN,
     "trimmed_mean": CoordinateRule.TRIMMED,
@@ -135,6 +137,15 @@ def of_coordinates(
 def is_refused(weight: float) -> bool:
     """Whether a child that says it stands for `weight` has refused its own update."""
     return weight == 0 and math.copysign(1.0, weight) == math.copysign(1.0, REFUSED_WEIGHT)
+
+
+def with_no_row(names: Sequence[str]) -> str:
+    """Who has said that it takes no part, in brackets, for a message; "": nobody."""
+    if not names:
+        return ""
+    named = ", ".join(f"`{name}`" for name in names[:_NAMED])
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f" (with weight 0 took no part: {named}{more})"
 
 
 def robust_weight(weights: Sequence[float]) -> float:
