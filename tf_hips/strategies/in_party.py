@@ -20,7 +20,7 @@ from tf_hips.comm.compressed import Complain, MakeVariable
 from tf_hips.comm.plan import AUTO, COMPRESSED, EXACT, PS, Choice, Plan, best_topology
 from tf_hips.comm.planned import PlannedSum
 from tf_hips.comm.planner import DEFAULT_CANDIDATES
-from tf_hips.comm.reducers import complains, make_reducer
+from tf_hips.comm.reducers import make_reducer
 from tf_hips.comm.staged import Reducer
 from tf_hips.errors import ProtocolError
 from tf_hips.ops.compressor import Compressor, check_unmixed, parse
@@ -196,7 +196,7 @@ class InParty:
             return Summing(lambda vectors, step: plain(vectors, label))
         reducer = make(shapes, compression, self._chosen_topology(), {}, label)
         reducer = _beside_statistics(reducer, trained, gradients, label)
-        return Summing(reducer, only_float32=True, complains=complains(compression))
+        return Summing(reducer, only_float32=True, complains=True)
 
     def _chosen_topology(self) -> str:
         if self._topology is None and self.compression is not None:
