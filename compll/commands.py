@@ -8,15 +8,17 @@ more what is printed, as behind `| head`, a command ends with 141 and says nothi
 
 import argparse
 import contextlib
+import difflib
 import errno
 import os
+import re
 import shutil
 import signal
 import sys
 import tokenize
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -71,12 +73,27 @@ def _drop_output() -> None:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
+# How argparse says that a word is none of those that it may be.
+_WRONG_CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)$")
+
+
+class _Parser(argparse.ArgumentParser):
+    """One that names the choice that is nearest to a wrong one."""
+
+    def error(self, message: str) -> NoReturn:
+        """Prints usage and message, and exits with 2."""
+        if wrong := _WRONG_CHOICE.search(message):
+            near = difflib.get_close_matches(wrong[1], re.findall(r"[^\s,']+", wrong[2]), 1)
+            message += f"; did you mean {near[0]}?" if near else ""
+        super().error(message)
+
+
 _SEVERAL = "a file of a codec (.pse); its Encode and its Decode may be in two"
 _ONE = "a codec: one file, or that of its Encode and that of its Decode"
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="compll",
         description="Compiles specifications of gradient compression.",
         epilog="`compll COMMAND --help` has the options of a command. To begin with: "
@@ -96,6 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     gen.add_argument(
         "--target",
         type=_targets,
+        action="extend",
         metavar="T,T",
         help="of numpy (NAME_reference.py), cpp (NAME.codec.cc), cuda (NAME.cu) and tensorflow "
         "(NAME.tf.cc, which calls the cpp, so name both), with a Makefile; default: all that can "
@@ -104,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
     gen.add_argument(
         "--build", action="store_true", help="leave NAME.so, too, a library for tf_hips.load"
     )
-    gen.set_defaults(command=_gen)
+    gen.set_defaults(command=_gen, refuse=gen.error)
     check = command("check", "say whether specifications are right")
     check.add_argument("specs", nargs="+", metavar="SPEC", help=_SEVERAL)
     check.set_defaults(command=_check)
@@ -195,21 +213,24 @@ def _targets(text: str) -> tuple[str, ...]:
     for target in found:
         if target not in pipeline.TARGETS:
             raise argparse.ArgumentTypeError(f"must be of {known}. Received: {target!r}")
-    if "tensorflow" in found and "cpp" not in found:
-        raise argparse.ArgumentTypeError(
-            "tensorflow needs cpp beside it, which its operations call: write cpp,tensorflow"
-        )
     return found
 
 
 def _gen(options: argparse.Namespace) -> None:
+    # The option may be given several times.
+    targets = None if options.target is None else tuple(dict.fromkeys(options.target))
+    if targets is not None and "tensorflow" in targets and "cpp" not in targets:
+        options.refuse(
+            "argument --target: tensorflow needs cpp beside it, which its operations call: write "
+            "cpp,tensorflow"
+        )
     folder = Path(options.output)
     if folder.exists() and not folder.is_dir():
         raise CommandError(f"`--output` must be a folder. Received: {folder}, which is none")
     specs = specification.group(options.specs)
     try:
-        if options.target is not None:
-            written = pipeline.write(specs, folder, options.target)
+        if targets is not None:
+            written = pipeline.write(specs, folder, targets)
         else:
             written = pipeline.write(specs, folder, needs_cuda=False)
     except CompileError:

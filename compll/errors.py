@@ -135,6 +135,7 @@ _LONGEST_QUOTE = 60  # characters of the program's text in a message
 _LONG_WORD = re.compile(rf"\w{{{_LONGEST_QUOTE + 3},}}")  # a name or a number of the program
 _CONVERTED = re.compile(r"\bint\((\w+)\)")
 _LONGEST_LINE = 160  # characters of the program's text; of a longer line a part is shown
+_MOST_SHOWN = 20  # diagnostics of a specification: in a broken file one makes many others
 
 
 @dataclass(frozen=True)
@@ -223,13 +224,21 @@ def as_written(text: str) -> str:
 
 
 class CompileError(Exception):
-    """A specification was refused. `str()` shows every diagnostic with the program text."""
+    """A specification was refused. `str()` shows the first diagnostics with the program text.
+
+    Attributes:
+        source: the specification.
+        diagnostics: all of them, in order.
+    """
 
     def __init__(self, source: SourceFile, diagnostics: Sequence[Diagnostic]) -> None:
         """`diagnostics`: at least one, in the order they are to be shown."""
         self.source = source
         self.diagnostics = tuple(diagnostics)
-        super().__init__("\n\n".join(d.render(source) for d in self.diagnostics))
+        shown = [d.render(source) for d in self.diagnostics[:_MOST_SHOWN]]
+        if more := len(self.diagnostics) - len(shown):
+            shown.append(f"and {more} more error{'s' if more > 1 else ''} in {source.name}")
+        super().__init__("\n\n".join(shown))
 
 
 class Report:

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from absl import logging as absl_logging
 
 from tf_hips import log
 
@@ -27,6 +28,21 @@ def test_words_of_others_neither_steer_a_terminal_nor_look_like_a_message(
         assert line.startswith("    ")
     assert not any(one < " " and one != "\n" for one in first + second)
     assert {record.filename for record in caplog.records} == {"test_log.py"}
+
+
+def test_news_are_shown_where_warnings_are_and_are_none(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    before = absl_logging.get_verbosity()
+    try:
+        for verbosity in (absl_logging.WARNING, absl_logging.INFO, absl_logging.ERROR):
+            absl_logging.set_verbosity(verbosity)
+            log.news("%s has come", f"site {verbosity}\x07")
+    finally:
+        absl_logging.set_verbosity(before)
+    assert caplog.messages == ["site -1  has come", "site 0  has come"]
+    told = {(record.levelname, record.filename) for record in caplog.records}
+    assert told == {("INFO", "test_log.py")}
 
 
 def test_a_text_of_lines_stays_readable() -> None:

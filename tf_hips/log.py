@@ -13,6 +13,7 @@ also where a script of its own wrote them.
 import collections
 import contextlib
 import json
+import logging as standard_logging
 import math
 import os
 import threading
@@ -84,6 +85,32 @@ def debug(message: str, *arguments: object) -> None:
 def info(message: str, *arguments: object) -> None:
     """Logs `message % arguments`."""
     logging.info(message, *_shown(arguments))
+
+
+@logging.skip_log_prefix
+def news(message: str, *arguments: object) -> None:
+    """Logs `message % arguments` as information that is shown where warnings are.
+
+    For what is in order, and what somebody who waits at a terminal must know: absl hides
+    information unless it is asked for.
+    """
+    if logging.level_info() or not logging.level_warning():
+        info(message, *arguments)
+        return
+    if not standard_logging.root.handlers:  # as absl does before its first message
+        standard_logging.basicConfig()
+    logger = logging.get_absl_logger()
+    place = logger.findCaller()
+    record = logger.makeRecord(
+        logger.name,
+        standard_logging.INFO,
+        *place[:2],
+        message,
+        tuple(_shown(arguments)),
+        None,
+        place[2],
+    )
+    logger.handle(record)
 
 
 @logging.skip_log_prefix

@@ -67,6 +67,42 @@ def test_an_update_of_a_keras_bar_is_the_live_line() -> None:
     assert shown(out) == "\r\x1b[K[a] 2/9 \u2501\u2501 1s"
 
 
+def test_an_error_of_many_ranks_is_written_once_with_their_names() -> None:
+    error = io.BytesIO()
+    printer = Printer(io.BytesIO(), error, None)
+    reason = "tf_hips.errors.ProtocolError: All workers must train with the same optimizer"
+    drawing = "tf_hips.errors.SpecificationError: a.pse:1:2: error: unknown name `x`"
+    trace = "Traceback (most recent call last):"
+    for number in range(12):
+        printer.line(f"a/worker{number}", reason, is_error=True)
+    for role in ("b", "c"):
+        printer.line(role, drawing, is_error=True)
+        printer.line(role, trace, is_error=True)
+    printer.line("d", f"{reason}s", is_error=True)
+    for _ in range(2):  # a job is stopped once more when its context ends
+        printer.finish()
+    others = ", ".join(f"a/worker{number}" for number in range(1, 9))
+    assert shown(error).splitlines() == [
+        f"[a/worker0] {reason}",
+        *(
+            f"[{role}] {t}"
+            for role in "bc"
+            for t in (drawing, "Traceback (most recent call last):")
+        ),
+        f"[d] {reason}s",
+        f"tf-hips: {others} and 3 more failed with the same error as a/worker0",
+    ]
+    # Where it is started again it says so again.
+    for role in ("a", "b", "a", "b"):
+        printer.line(role, reason, is_error=True)
+    printer.finish()
+    assert shown(error).splitlines()[-3:] == [
+        f"[a] {reason}",
+        f"[a] {reason}",
+        "tf-hips: b failed with the same error as a",
+    ]
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
 def test_lines_do_not_depend_on_how_the_bytes_arrive(size: int) -> None:
     data = "one\n\ntwo \u00e4\r\n 1%\r 2%\rthree\nfour".encode()

@@ -336,6 +336,30 @@ def test_all_bad_specifications_are_told(tmp_path, capsys):
     assert not (tmp_path / "made").exists()
 
 
+def test_of_very_many_mistakes_the_first_are_shown(tmp_path, capsys):
+    path = tmp_path / "broken.pse"
+    for count, told in ((30, 20), (21, 20), (20, 20)):
+        lines = "".join(f"    float x{i} = nope{i};\n" for i in range(count))
+        path.write_text(f"void BEncode(float* g, uint8* o) {{\n{lines}    o = concat(x0);\n}}\n")
+        assert main(["check", str(path)]) == 1
+        said = capsys.readouterr().err
+        assert said.count("error[E201]") == told
+        more = {30: "and 10 more errors", 21: "and 1 more error"}.get(count)
+        assert said.endswith(f"\n\n{more} in {path}\n" if more else "`float nope19 = ...;`\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "near"),
+    [(["chek", TERNGRAD], "check"), (["ir", TERNGRAD, "--after", "fus"], "fuse"), (["xyzzy"], "")],
+)
+def test_a_misspelt_word_is_told_what_is_near(arguments, near, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    *_, last = capsys.readouterr().err.splitlines()
+    assert last.partition("; did you mean ")[2] == (f"{near}?" if near else "")
+
+
 @pytest.mark.parametrize("arguments", [[], ["frobnicate"], ["run", TERNGRAD], ["gen"]])
 def test_misspelt_commands_are_usage(arguments):
     with pytest.raises(SystemExit) as caught:

@@ -44,6 +44,14 @@ def test_each_target_writes_its_files(tmp_path):
     assert made(tmp_path / "numpy", "numpy") == modules
 
 
+def test_targets_may_come_one_by_one(tmp_path):
+    given = ["--target", "numpy", "--target", "tensorflow", "--target", "cpp,numpy"]
+    assert main(["gen", str(TERNGRAD), "-o", str(tmp_path), *given]) == 0
+    made = sorted(path.name for path in tmp_path.iterdir() if path.stem != "Makefile")
+    ends = (".codec.cc", ".mk", ".tf.cc", "_reference.py")
+    assert made == [f"terngrad{end}" for end in ends]
+
+
 @pytest.mark.parametrize(
     ("target", "message"),
     [

@@ -79,6 +79,8 @@ def test_gradients_that_are_not_finite():
 
     from tests.strategies import training
     from tf_hips.comm import primitives
+    from tf_hips.errors import NonFiniteError
+    from tf_hips.strategies import HierarchicalPS
 
     rank = primitives.rank()
     own = training.shard(training.data(32), rank, 2)
@@ -99,6 +101,18 @@ def test_gradients_that_are_not_finite():
             assert not variable.dtype.is_floating or np.isfinite(variable.numpy()).all()
         model.set_weights(before)
         assert np.isfinite(training.fit(model, own)[-1])
+
+    # All ranks raise the same, in the step of the NaN: also of a stage, and eagerly.
+    told = r"^Gradient 0 \(.*kernel, shape \[6, 16\]\) of rank 1 must be finite.* in step 2$"
+    for text in (TEXT, f"warmup({TEXT}, steps=1)"):
+        strategy = HierarchicalPS(local_compression=text)
+        for is_eager in (False, True):
+            with strategy.scope():
+                model = training.build()
+            model.run_eagerly = is_eager
+            training.fit(model, own)
+            with pytest.raises(NonFiniteError, match=told):
+                training.fit(model, bad)
 
 
 def test_servers_have_no_part_in_it():

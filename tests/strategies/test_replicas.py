@@ -67,3 +67,35 @@ def test_what_rank_0_has_from_elsewhere_is_everybodys():
     assert synchronise(variables, first_sync, left={1}) == 16
     assert asked == ([[[1.0] * 3, [7.0]]] if primitives.rank() == 0 else [])
     assert [variable.numpy().tolist() for variable in variables] == [[5.0] * 3, [7.0]]
+
+
+@ranks(2)
+def test_variables_that_a_rank_has_made_in_another_order_are_known_by_their_names():
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    from tf_hips.comm import primitives
+    from tf_hips.strategies import CompressedRing
+
+    rank = primitives.rank()
+    for around in (tf.function, lambda step: step):
+        strategy = CompressedRing()
+        with strategy.scope():
+            order = ["a", "b", "frozen"][:: -1 if rank else 1]
+            made = {
+                name: tf.Variable(tf.fill([3], 1.0 + rank + "a b frozen".index(name)), name=name)
+                for name in order
+            }
+            descent = keras.optimizers.SGD(0.25)
+
+        def step(made=made, descent=descent):
+            trained = [made["a"], made["b"]]
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(made["a"] * made["b"] * made["frozen"])
+            descent.apply_gradients(zip(tape.gradient(loss, trained), trained, strict=True))
+
+        around(lambda run=strategy.run, step=step: run(step))()
+        # They begin as rank 0 has made them: 1, 3 and 5; gradients of both ranks are added up.
+        for name, value in (("a", 1 - 0.25 * 30), ("b", 3 - 0.25 * 10), ("frozen", 5)):
+            np.testing.assert_array_equal(made[name].numpy(), np.full(3, value))

@@ -94,6 +94,14 @@ def test_what_may_differ_and_what_may_not():
         def get_config(self):
             return {**super().get_config(), "own": object(), "dtype": np.dtype("float32")}
 
+    class Noting(keras.optimizers.SGD):
+        def __init__(self, path):
+            super().__init__(0.1)
+            self.path = path
+
+        def get_config(self):
+            return {**super().get_config(), "path": self.path}
+
     def check(first, second):
         check_settings([("a", settings_of([first])), ("b", settings_of([second]))])
 
@@ -130,7 +138,13 @@ def test_what_may_differ_and_what_may_not():
         (
             adam(steps([3, 6], [0.1, 0.2, 0.3])),
             adam(steps([3, 7], [0.1, 0.2, 0.3])),
-            r"`learning_rate\.boundaries` of optimizer is \[3, 7\] on b",
+            r"`learning_rate\.boundaries` of optimizer is \[3, 7\] on b, and \[3, 6\] on a$",
+        ),
+        (
+            Noting("/a"),
+            Noting("/b"),
+            r"`path` of optimizer is /b on b, and /a on a\. Give all workers one value; or, if "
+            r"`path` decides about no step .* leave it out of `get_config` of Noting$",
         ),
     ):
         with pytest.raises(ProtocolError, match=told):

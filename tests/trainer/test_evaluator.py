@@ -215,6 +215,18 @@ def test_a_second_evaluator_goes_on_behind_the_first(quick, folder, write):
     assert evaluate(folder) == 0
 
 
+def test_where_the_frequency_leaves_out_all_it_says_so(quick, folder, write, capsys):
+    for step in (20, 40):
+        write(step)
+    assert evaluate(folder, eval_freq=50) == 0
+    told = "nothing to evaluate: `--eval-freq 50` leaves out all of 2\n"
+    assert capsys.readouterr().out == told
+    assert evaluate(folder, eval_freq=30) == 1
+    capsys.readouterr()
+    assert evaluate(folder, eval_freq=30) == 0
+    assert capsys.readouterr().out == "nothing to evaluate after step 40\n"
+
+
 def test_lines_of_other_runs_and_folders_are_not_those_of_this_one(
     quick, folder, write, tmp_path, capsys
 ):

@@ -151,8 +151,8 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._had_stopped = self.model.stop_training = True
             if not backup.step:
                 self.model._initial_epoch = max(backup.epoch, (self.params or {})["epochs"])
-        if self._peers.rank == 0:  # a warning, because workers show nothing less
-            log.warning("Goes on at step %d of epoch %d.", backup.step, backup.epoch + 1)
+        if self._peers.rank == 0:
+            log.news("Goes on at step %d of epoch %d.", backup.step, backup.epoch + 1)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Leaves out the steps of a resumed epoch that have been done."""

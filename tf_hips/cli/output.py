@@ -5,6 +5,9 @@ A progress bar rewrites its line (`\r`, backspaces) or, where Keras sees no term
 per update. Of either only the last state is a line worth keeping. On a terminal, one role's bar is
 shown live in the bottom line.
 
+Ranks that refuse something do so together. An error that another role has printed is not shown
+again: `finish` says whose it is, too.
+
 TensorFlow greets whoever loads it with notices about its own build, in every worker, whatever
 `TF_CPP_MIN_LOG_LEVEL` says: they are logged before it is read. They are left out here.
 """
@@ -28,6 +31,10 @@ _NOTICE = re.compile(
     r"|cpu_feature_guard\.cc:\d+\] This TensorFlow binary is optimized)"
     r"|To enable the following instructions: .* rebuild TensorFlow"
 )
+# How a worker prints an uncaught error of ours (`errors.print_in_one_line`): all of it is one line,
+# but for a diagnostic of CompLL, which is a drawing.
+_REASON = re.compile(r"tf_hips\.errors\.(?!SpecificationError)\w+: ")
+_MOST_ROLES = 8  # that are listed
 _MAX_LINE_BYTES = 1 << 16
 
 
@@ -96,12 +103,22 @@ class Printer:
         self._hides_notices = os.environ.get("TF_CPP_MIN_LOG_LEVEL") != "0"
         self.is_broken = False
         self._lost: dict[IO[bytes], int] = {}  # lines of each stream that cannot be written
+        self._reasons: dict[str, list[str]] = {}  # errors, and the roles that have printed them
 
     def line(self, role: str, text: str, *, is_error: bool) -> None:
-        """Writes one line; a bar's update is shown live or not at all, a notice is left out."""
+        """Writes one line; a bar's update is shown live or not at all, a notice is left out.
+
+        So is an error that another role has printed, until `finish`.
+        """
         plain = _ESCAPE.sub("", text).replace("\b", "")
         if is_error and self._hides_notices and _NOTICE.match(plain):
             return
+        if is_error and _REASON.match(plain):
+            roles = self._reasons.setdefault(plain, [])
+            if roles and role not in roles:
+                roles.append(role)
+                return
+            self._reasons[plain] = [role]  # the first one, or started again
         bar = _KERAS_BAR.match(plain)
         if bar and bar[1] != bar[2]:
             self.state(role, plain)
@@ -118,8 +135,15 @@ class Printer:
             self._show_live(f"[{role}] {_ESCAPE.sub('', text)}"[: width - 1])
 
     def finish(self) -> None:
-        """Clears the live line, and says what was lost if that can be said by now."""
+        """Clears the live line, and says who failed like others, and what could not be written."""
         self._show_live("")
+        for first, *others in self._reasons.values():
+            if others:
+                named = ", ".join(others[:_MOST_ROLES])
+                more = f" and {len(others) - _MOST_ROLES} more" if others[_MOST_ROLES:] else ""
+                same = f"tf-hips: {named}{more} failed with the same error as {first}\n"
+                self._write(self._err, same)
+        self._reasons.clear()
         for stream in list(self._lost):
             self._write(stream, "")
 

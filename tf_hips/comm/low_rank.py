@@ -29,13 +29,15 @@ Optimization (NeurIPS 2019), algorithms 1 and 2.
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import tensorflow as tf
 
-from tf_hips.comm import primitives
+from tf_hips.comm import looks, primitives
 from tf_hips.comm.allreduce import plain
-from tf_hips.comm.compressed import MakeVariable
+from tf_hips.comm.compressed import Complain, MakeVariable
 from tf_hips.ops import library
 from tf_hips.ops.compressor import Compressor
+from tf_hips.ops.flow import first_nonfinite, opaque
 from tf_hips.ops.low_rank import matrix_of
 
 Shape = Sequence[int]
@@ -55,6 +57,7 @@ class LowRankSum:
         label: str,
         seed: int,
         make_variable: MakeVariable,
+        complain: Complain | None = None,
     ) -> None:
         """Finds the matrices, and makes their bases and residuals.
 
@@ -64,7 +67,10 @@ class LowRankSum:
             label: part of the collectives' names.
             seed: of the first bases and of noise, the same on all ranks.
             make_variable: makes a non-trainable variable from an initial value and a name.
+            complain: called on all ranks where a gradient of one of them is not finite, which a
+                basis would hide; None lets it pass.
         """
+        self._complain = complain
         self._sizes = [math.prod(shape) for shape in shapes]
         self._label = label
         # An attribute of an operation is signed.
@@ -108,7 +114,11 @@ class LowRankSum:
             for place, matrix in zip(places, own, strict=True)
         ]
         others = [place for place in range(len(vectors)) if place not in self.matrices]
-        sums = plain([*lefts, *(vectors[place] for place in others)], f"{self._label}.left")
+        # First in the list, so it travels last: nothing else waits until all gradients are there.
+        notes = [] if self._complain is None else [_note(vectors)]
+        both = [*notes, *lefts, *(vectors[place] for place in others)]
+        sums = plain(both, f"{self._label}.left")
+        notes, sums = sums[: len(notes)], sums[len(notes) :]
         bases = [
             self._orthonormal(total, step, 2 * place)
             for place, total in zip(places, sums, strict=False)
@@ -129,7 +139,32 @@ class LowRankSum:
             self.bases[place].assign(self._orthonormal(total, step + 1, 2 * place + 1))
             product = ops.tf_hips_low_rank_product(left=basis, right=total)
             results[place] = tf.reshape(product, [-1])
-        return [results[place] for place in range(len(vectors))]
+        found = [results[place] for place in range(len(vectors))]
+        if not notes:
+            return found
+
+        # Not before the second sum has come: a rank that stopped here would leave others waiting.
+        def look() -> list[tf.Tensor]:
+            with tf.control_dependencies(totals):
+                return self._look(notes[0], step)
+
+        if looks.later(look):
+            return found
+        with tf.control_dependencies(look()):
+            return list(opaque(found))
+
+    def _look(self, notes: tf.Tensor, step: tf.Tensor) -> list[tf.Tensor]:
+        def complain() -> tf.Tensor:
+            return tf.numpy_function(self._raise, [step, notes], tf.int64)
+
+        is_clean = tf.reduce_all(notes == 0)
+        return [tf.cond(is_clean, lambda: tf.constant(0, tf.int64), complain)]
+
+    def _raise(self, step: np.int64, notes: np.ndarray) -> np.int64:
+        if self._complain is None:
+            return np.int64(0)
+        position, rank = min((int(note), rank) for rank, note in enumerate(notes) if note)
+        return self._complain(step, position - 1, rank)
 
     def _own(self, place: int, vector: tf.Tensor) -> tf.Tensor:
         """This rank's matrix: its gradient and what waits for being sent."""
@@ -142,3 +177,10 @@ class LowRankSum:
         return library.ops(tf).tf_hips_orthonormal(
             matrix=matrix, step=step, seed=self._seed, tensor_id=tensor_id
         )
+
+
+def _note(vectors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Float32 [ranks]: at this rank's place 1 + the position of what is not finite first, or 0."""
+    first = first_nonfinite(vectors)
+    said = tf.where(first < len(vectors), first + 1, tf.zeros_like(first))
+    return tf.one_hot(primitives.rank(), primitives.size()) * tf.cast(said, tf.float32)

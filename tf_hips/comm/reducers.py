@@ -44,7 +44,7 @@ def make_reducer(
         topology: which way packets take; one of `plan.COMPRESSED`.
         partitions: positions of gradients that travel in so many buckets of their own.
         complain: called on all ranks where a gradient of one of them is not finite and a codec
-            would hide it; see `complains`.
+            would hide it. An exact stage of a warm-up does not: there it shows in the sum.
 
     Returns:
         A function of vectors and the number of the step.
@@ -76,7 +76,12 @@ def make_reducer(
 
     def low_rank(stage: Compressor, stage_label: str) -> LowRankSum:
         return LowRankSum(
-            shapes, stage, label=stage_label, seed=common_seed, make_variable=make_variable
+            shapes,
+            stage,
+            label=stage_label,
+            seed=common_seed,
+            make_variable=make_variable,
+            complain=complain,
         )
 
     if not compressor.is_warmup or primitives.size() == 1:
@@ -95,14 +100,6 @@ def make_reducer(
             last = compressed(stage, name, last)
             found.append((first, last))
     return StagedSum(found[::-1])
-
-
-def complains(compressor: Compressor) -> bool:
-    """Whether its reducer tells all ranks of gradients that are not finite.
-
-    An exact stage of a warm-up does not: there they show in the sum.
-    """
-    return compressor.makes_packets
 
 
 class _Plain:

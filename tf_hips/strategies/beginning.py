@@ -43,6 +43,7 @@ from tf_hips.strategies.changes import Changes, is_ready
 from tf_hips.strategies.computed import Handed, are_fed, read
 from tf_hips.strategies.meetings import Meetings
 from tf_hips.strategies.references import References, add, holds, may_be_trained, unique
+from tf_hips.strategies.replicas import in_one_order
 
 STEP = "a step"
 _NOTHING = Handed()
@@ -275,7 +276,7 @@ class Beginning:
         computed: Sequence[Any] | None,
     ) -> None:
         gc.collect()  # what is gone on one rank must be gone on all
-        alive = self._alive()
+        alive = in_one_order(self._alive())
         certainly, early = trained or [], []
         if (is_step or self.meetings.has_met) and self.meetings.over_parties() is not None:
             # Steps may compute gradients with any of these; a lazy model has none yet.

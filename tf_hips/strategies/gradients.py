@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from tf_hips.comm import looks
+from tf_hips.comm import looks, primitives, watchdog
 from tf_hips.comm.allreduce import HALVES, plain
 from tf_hips.comm.compressed import MakeVariable
 from tf_hips.comm.plan import LARGE_TABLE_ROWS
@@ -53,12 +53,14 @@ class Gradient:
         dtype: its type.
         is_statistic: whether it is how far a statistic of a layer has moved (see `statistics`): no
             plan has it, and no codec of a party encodes it.
+        is_sparse: whether it comes as rows, and what is done with it differs for that.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: tf.DType
     is_statistic: bool = False
+    is_sparse: bool = False
 
     @property
     def num_elements(self) -> int:
@@ -132,6 +134,7 @@ class GradientSum:
         self._is_alone = is_alone
         self._sparse = frozenset(sparse)
         self._apart = frozenset(apart)
+        self._agreed: list[list[int]] = []  # which ones stayed sparse, in any step so far
         self._only_float32 = summing.only_float32
         self._sees_late = summing.complains or not summing.only_float32
         self._nonfinite = nonfinite
@@ -148,7 +151,7 @@ class GradientSum:
         """Sums `values` over the workers and counts the step.
 
         Args:
-            values: gradients; the same ones are sparse on all workers.
+            values: gradients; the same ones are sparse on all workers (see `check_sparse`).
             optimizer: the one that gets the sums.
 
         Returns:
@@ -183,6 +186,34 @@ class GradientSum:
                 self._finished(total, gradient)
                 for total, gradient in zip(sums, self.gradients, strict=True)
             ]
+
+    def check_sparse(self, values: Sequence[Summable], optimizer: Any) -> None:
+        """Compares which gradients stay sparse, where they are not those of a step before. Eager.
+
+        Those of the first step have been compared before the list was made.
+
+        Args:
+            values: gradients of a step that begins, or is being traced.
+            optimizer: the one that gets the sums.
+
+        Raises:
+            ProtocolError: they are others on another rank.
+        """
+        if self._is_alone:
+            return
+        found = sparse_places(values, self.gradients, self._sparse, optimizer)
+        if self._agreed and found not in self._agreed:
+            place = min(set(found) ^ set(self._agreed[-1]))
+            now, before = ("as rows", "dense") if place in found else ("dense", "as rows")
+            # What all ranks read where only some come here.
+            with watchdog.named(
+                f"a comparison of which gradients are sparse, as gradient {place} "
+                f"({self.gradients[place].name}) came {before} before and comes {now}"
+            ):
+                everyone = primitives.gather_objects(found, "which gradients are sparse")
+            check_sparse([one.name for one in self.gradients], everyone)
+        if found not in self._agreed:
+            self._agreed.append(found)
 
     def _own(self, values: Sequence[Summable], step: tf.Tensor) -> list[Summable]:
         """What one worker alone gets: its gradients, none of which waits for another.
@@ -337,6 +368,29 @@ def check_order(names: Sequence[Sequence[str]]) -> None:
             )
 
 
+def check_sparse(names: Sequence[str], places: Sequence[Sequence[int]]) -> None:
+    """Raises ProtocolError where a gradient comes as rows on some ranks and dense on others.
+
+    Args:
+        names: of the variables.
+        places: by rank, positions of those that come as rows.
+    """
+    differing = [
+        place for place in range(len(names)) if len({place in sparse for sparse in places}) > 1
+    ]
+    if differing:
+        place = differing[0]
+        rows = [rank for rank, sparse in enumerate(places) if place in sparse]
+        dense = [rank for rank, sparse in enumerate(places) if place not in sparse]
+        raise ProtocolError(
+            "All ranks must hand over the gradient of a variable alike: as rows "
+            f"(`tf.IndexedSlices`) or dense. Received: gradient {place} ({names[place]}) comes as "
+            f"rows on {_ranks(rows)} and dense on {_ranks(dense)}. Make it dense on all of them "
+            "(`tf.convert_to_tensor`), or a `tf.IndexedSlices`: a rank that looked nothing up has "
+            "one of no rows"
+        )
+
+
 def nonfinite_text(gradients: Sequence[Gradient], bad: Sequence[int], whose: str, rank: int) -> str:
     """The message of a NonFiniteError up to the number of the step.
 
@@ -353,6 +407,26 @@ def nonfinite_text(gradients: Sequence[Gradient], bad: Sequence[int], whose: str
         f'{rank} must be finite; `nonfinite="zero"` drops what is not, "propagate" lets '
         "it pass. Received: NaN or infinity in step "
     )
+
+
+def sparse_places(
+    values: Sequence[Any], gradients: Sequence[Gradient], sparse: Collection[int], optimizer: Any
+) -> list[int]:
+    """Which of `values` are summed as rows.
+
+    Args:
+        values: of the gradients.
+        gradients: what is known of them.
+        sparse: positions of those that may stay sparse.
+        optimizer: the one that gets the sums.
+    """
+    return [
+        place
+        for place, (value, gradient) in enumerate(zip(values, gradients, strict=True))
+        if isinstance(value, tf.IndexedSlices)
+        and place in sparse
+        and _stays_sparse(value, gradient, optimizer)
+    ]
 
 
 def large_tables(values: Sequence[Any], gradients: Sequence[Gradient]) -> list[int]:
@@ -376,6 +450,12 @@ def _stays_sparse(value: tf.IndexedSlices, gradient: Gradient, optimizer: Any) -
     if is_additive(optimizer):
         return not is_small(gradient.shape, gradient.dtype)
     return depends_on_data(value.indices)
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    more = f" and {len(numbers) - 5} more" if len(numbers) > 5 else ""
+    named = ", ".join(str(number) for number in numbers[:5])
+    return f"rank {named}" if len(numbers) == 1 else f"the ranks {named}{more}"
 
 
 def _parts(gradient: Summable) -> list[tf.Tensor]:

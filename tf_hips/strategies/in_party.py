@@ -20,12 +20,12 @@ from tf_hips.comm.compressed import Complain, MakeVariable
 from tf_hips.comm.plan import AUTO, COMPRESSED, EXACT, PS, Choice, Plan, best_topology
 from tf_hips.comm.planned import PlannedSum
 from tf_hips.comm.planner import DEFAULT_CANDIDATES
-from tf_hips.comm.reducers import complains, make_reducer
+from tf_hips.comm.reducers import make_reducer
 from tf_hips.comm.staged import Reducer
 from tf_hips.errors import ProtocolError
 from tf_hips.ops.compressor import Compressor, check_unmixed, parse
 from tf_hips.ops.native import derive_seed
-from tf_hips.strategies.gradients import Gradient, Summing, check_order
+from tf_hips.strategies.gradients import Gradient, Summing, check_order, check_sparse
 from tf_hips.strategies.kept_plans import Keeper, plan_of, text_of
 
 
@@ -196,7 +196,7 @@ class InParty:
             return Summing(lambda vectors, step: plain(vectors, label))
         reducer = make(shapes, compression, self._chosen_topology(), {}, label)
         reducer = _beside_statistics(reducer, trained, gradients, label)
-        return Summing(reducer, only_float32=True, complains=complains(compression))
+        return Summing(reducer, only_float32=True, complains=True)
 
     def _chosen_topology(self) -> str:
         if self._topology is None and self.compression is not None:
@@ -250,8 +250,13 @@ class InParty:
             for place, gradient in enumerate(gradients)
         }
         names = [gradient.name for gradient in gradients]
-        found = primitives.gather_objects((own, names), "how gradients are summed")
-        everyone = [told for told, _ in found]
+        sparse = [place for place, gradient in enumerate(gradients) if gradient.is_sparse]
+        found = primitives.gather_objects((own, names, sparse), "how gradients are summed")
+        check_order([names for _, names, _ in found])
+        # Before their shapes: one that comes as rows may be apart from the others, and has none.
+        count = min(len(names) for _, names, _ in found)
+        check_sparse(names[:count], [sparse for *_, sparse in found])
+        everyone = [told for told, *_ in found]
         for rank, told in enumerate(everyone):
             for name in sorted({*told, *everyone[0]}):
                 first, other = (one.get(name, "nothing") for one in (everyone[0], told))
@@ -263,7 +268,6 @@ class InParty:
                     "All ranks of a party must sum the same gradients in the same way. Received: "
                     f"{name}{known} is {first} on rank 0 and {other} on rank {rank}"
                 )
-        check_order([names for _, names in found])
 
 
 def _beside_statistics(

@@ -19,6 +19,7 @@ Which variables are made equal, and when, is `beginning`'s; what Keras does not 
 """
 
 import contextlib
+import dataclasses
 import itertools
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -55,6 +56,7 @@ from tf_hips.strategies.gradients import (
     check_nonfinite,
     large_tables,
     nonfinite_text,
+    sparse_places,
     without,
 )
 from tf_hips.strategies.groups import Groups
@@ -351,7 +353,7 @@ class PartyStrategy(ExactSums, WithoutServer, Strategy, Party):
                 self.beginning.of_loop(occasion, variables, optimizer, graphs=graphs, handed=handed)
             if key not in self._sums:
                 with self._state.new_list(variables):
-                    made = self._make_sum(values, variables)
+                    made = self._make_sum(values, variables, optimizer)
                 try:
                     self._begin_sum(made)  # what was restored is there now
                 except BaseException:
@@ -360,6 +362,7 @@ class PartyStrategy(ExactSums, WithoutServer, Strategy, Party):
                 self._sums[key] = made
                 # The residuals are as large as the model: they go when it goes.
                 weakref.finalize(variables[0], self._sums.pop, key, None)
+            self._sums[key].check_sparse(values, optimizer)
         corrects = self.loan is not None and self.loan.corrects()
         is_own = self._is_alone() and not corrects
         with contextlib.nullcontext() if is_own else tf.device(self._sum_device()):
@@ -379,7 +382,9 @@ class PartyStrategy(ExactSums, WithoutServer, Strategy, Party):
             return str(device())
         return "/cpu:0"
 
-    def _make_sum(self, values: Sequence[Any], variables: Sequence[tf.Variable]) -> GradientSum:
+    def _make_sum(
+        self, values: Sequence[Any], variables: Sequence[tf.Variable], optimizer: Any
+    ) -> GradientSum:
         gradients = [
             Gradient(
                 variable.name.removesuffix(":0"),
@@ -391,6 +396,11 @@ class PartyStrategy(ExactSums, WithoutServer, Strategy, Party):
         ]
         label = f"gradients{self._num_sums}"
         sparse, apart = self._sparse_gradients(values, gradients)
+        as_rows = {*apart, *sparse_places(values, gradients, sparse, optimizer)}
+        gradients = [
+            dataclasses.replace(one, is_sparse=place in as_rows)
+            for place, one in enumerate(gradients)
+        ]
         if self._is_alone():
             summing = Summing(lambda vectors, step: list(vectors))
         else:

@@ -49,6 +49,27 @@ def fingerprint(model: Any) -> str:
     return text
 
 
+def in_one_order(variables: Sequence[tf.Variable]) -> list[tf.Variable]:
+    """`variables` in the order of rank 0, where ranks have made the same ones in another. Eager.
+
+    They are the same where their names are, each of one variable. Other names, which Keras may have
+    numbered differently, tell nothing: then the order stays, and counts.
+
+    Args:
+        variables: this rank's variables, in the order in which it has made them.
+    """
+    names = [variable.name for variable in variables]
+    digest = hashlib.sha256("\n".join(names).encode()).hexdigest()
+    if len(set(primitives.gather_objects(digest, "the order of variables"))) == 1:
+        return list(variables)
+    everyone = primitives.gather_objects(names, "the names of variables in order")
+    first = everyone[0]
+    if len(set(first)) < len(first) or any(sorted(one) != sorted(first) for one in everyone):
+        return list(variables)
+    places = {name: place for place, name in enumerate(names)}
+    return [variables[places[name]] for name in first]
+
+
 def check_equal_shapes(variables: Sequence[tf.Variable], advice: str = "") -> None:
     """Compares types and shapes of `variables` on all ranks.
 

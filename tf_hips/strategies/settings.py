@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 
 from tf_hips.callbacks import optimizers
@@ -87,8 +88,24 @@ def check_settings(everyone: Sequence[tuple[str, Settings]]) -> None:
                 raise ProtocolError(
                     "All workers must train with the same optimizer, and give it the same "
                     f"settings. Received: {name} is {_shown(one[name])} on {who}, and "
-                    f"{_shown(first[name])} on {whose}"
+                    f"{_shown(first[name])} on {whose}{_remedy(name, first)}"
                 )
+
+
+def _remedy(name: str, told: Settings) -> str:
+    """What is to be said of a setting that may decide about no step: one that Keras does not know.
+
+    Args:
+        name: of the setting.
+        told: among others the class of its optimizer.
+    """
+    key, _, which = name.rpartition(" of ")
+    if not key or hasattr(keras.optimizers, str(told.get(which))):
+        return ""
+    return (
+        f". Give all workers one value; or, if {key} decides about no step (a path, a number of "
+        f"the worker), leave it out of `get_config` of {told.get(which)}"
+    )
 
 
 def _flat(path: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -154,7 +154,10 @@ def run(settings: Evaluation) -> int:
         events.close()
     if not number:
         behind = f" after step {after}" if after else ""
-        sys.stdout.write(f"nothing to evaluate{behind}\n")
+        every = settings.eval_freq
+        left = sum(step > after for step in CheckpointFolder(folder).steps())
+        wide = f": `--eval-freq {every}` leaves out all of {left}" if left and every > 1 else ""
+        sys.stdout.write(f"nothing to evaluate{behind}{wide}\n")
     ended = CheckpointFolder(settings.model_dir).ended(launched)
     if ended is not None and ended.get("reason"):
         sys.stdout.write(f"training failed after step {ended['last_step']}: {ended['reason']}\n")

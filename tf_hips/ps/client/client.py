@@ -187,7 +187,7 @@ class Client:
         """Says once whom this party waits for; of several servers the first one is asked."""
         others = [site for site in absent if site != self._uplink.site]
         if others and self._shard.index == 0:
-            log.warning("Connected to %s, waiting for %s", self._uplink.server, ", ".join(others))
+            log.news("Connected to %s, waiting for %s", self._uplink.server, ", ".join(others))
 
     def _join(
         self, compression: str, downlink: str, seed: int, rule: str | None, above: str | None
