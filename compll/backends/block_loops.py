@@ -48,7 +48,7 @@ class BlockLoops(RowLoops):
         self.lines.open(f"{head} TF_HIPS_INLINED {{")
         if len(stores) > 1:
             self.lines.add(*feedback.first)
-        ahead = self._read_in_order([block_source(store)[0] for store in stores])
+        ahead = self.read_in_order([block_source(store)[0] for store in stores])
         is_first = bool(feedback.first)
         is_long = any(map(makes_whole, stores))
         ahead = ["gradient" if is_first and pointer == "in" else pointer for pointer in ahead]

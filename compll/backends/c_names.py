@@ -35,7 +35,7 @@ prefetch_page prefetch_sums prefetch_tile wide_noise_tile wide_random_int packed
 find_second_level is_zen4 is_skylake_server is_wide_processor num_fetched prefetch_line mirror_tile
 with_packed_width random_int32 bounded_max bounded_min whole_part random_unit row_table
 decode_most_rows find_past_caches num_processors prefetch_store stream_line stream_half
-get_nprocs
+get_nprocs keep_bits
 """
 # What the headers of the runtime and of its CUDA half declare or call besides.
 _RUNTIME = """

@@ -147,10 +147,25 @@ class KeptVectors:
         if isinstance(value, FilterBeside):
             beside = self._beside(var, value, limit, found)
         lines.add(f"int64_t {found} = 0;")
-        with loops.tiles(source.size, size, [source, flags], f"{found} < {limit}"):
+        is_range = isinstance(source.value, nodes.Ref) and source.value.var is source.position
+        is_range = is_range and not source.lets
+        more = f"{found} < {limit}"
+        with loops.tiles(source.size, size, [source, flags], more, asks_ahead=False):
+            ahead = loops.read_in_order([source, flags])
+            rows = loops.chosen_rows(flags, ahead) if is_range else None
+            if rows is not None:
+                bits = loops.names.fresh("bits")
+                keep = f"keep_bits({bits}, base, count, {found}, {pointer}{beside})"
+                lines.add(
+                    f"alignas(64) uint64_t {bits}[kTile / 64];",
+                    f"if ({rows}reinterpret_cast<uint8_t*>({bits}))) {{",
+                    f"  {found} = {keep};",
+                    "  continue;",
+                    "}",
+                )
+            loops.ask_ahead(ahead)
             chosen = loops.tile(flags, BOOL)
-            is_range = isinstance(source.value, nodes.Ref) and source.value.var is source.position
-            if is_range and not source.lets:
+            if is_range:
                 keep = f"keep_range({chosen}, base, count, {found}, {pointer}{beside})"
             else:
                 values = loops.tile(source, kind)

@@ -64,17 +64,23 @@ class Loops(TileNeeds):
 
     @contextlib.contextmanager
     def tiles(
-        self, size: nodes.Expr, count: str, parts: list[nodes.Elementwise], condition: str = ""
+        self,
+        size: nodes.Expr,
+        count: str,
+        parts: list[nodes.Elementwise],
+        condition: str = "",
+        *,
+        asks_ahead: bool = True,
     ) -> Iterator[None]:
         """A loop over the tiles of `count` elements; what is emitted within belongs to a tile.
 
         `size`: the length of `parts`, of which the first `count` are visited; the loop ends early
-        where `condition` (C++) does not hold.
+        where `condition` (C++) does not hold. `asks_ahead`: else who emits a tile asks.
         """
         more = f" && {condition}" if condition else ""
         self.lines.open(f"for (int64_t base = 0; base < {count}{more}; base += kTile) {{")
         self.lines.add(f"const int64_t count = std::min(kTile, {count} - base);")
-        with self._body(size, parts):
+        with self._body(size, parts, asks_ahead=asks_ahead):
             yield
 
     @contextlib.contextmanager
@@ -92,7 +98,7 @@ class Loops(TileNeeds):
         self.lines.add("const int64_t base = run.base, count = run.count;", *first)
         # A run of several vectors would be asked for in one burst, for which the tile then waits;
         # the processor sees by itself that they are read in order.
-        with self._body(size, parts, asks_ahead=len(self._read_in_order(parts)) == 1):
+        with self._body(size, parts, asks_ahead=len(self.read_in_order(parts)) == 1):
             yield
         self._has_groups = True
 
@@ -103,13 +109,16 @@ class Loops(TileNeeds):
         """What is done for each tile of a loop, which ends with it."""
         self._size = size
         self._step = "kTile"
-        ahead = self._read_in_order(parts) if asks_ahead else []
-        self.lines.add(*(f"prefetch_tile({pointer} + base, count);" for pointer in ahead))
+        self.ask_ahead(self.read_in_order(parts) if asks_ahead else [])
         self._prepare(parts)
         self.run_spreads()
         yield
         self.lines.close()
         self._forget()
+
+    def ask_ahead(self, pointers: list[str]) -> None:
+        """Asks for what a tile of each vector, of which it has C++, is followed by."""
+        self.lines.add(*(f"prefetch_tile({pointer} + base, count);" for pointer in pointers))
 
     def tile(self, part: nodes.Elementwise, kind: Type) -> str:
         """C++ for the values of a tile, in a loop that `tiles` began."""
@@ -210,6 +219,10 @@ class Loops(TileNeeds):
         feedback: TileFeedback,
     ) -> None:
         """Does a step of an encoder with feedback another way, if there is one, and ends it."""
+
+    def chosen_rows(self, flags: nodes.Elementwise, ahead: list[str]) -> str | None:
+        """How else it is said which elements of a tile a filter keeps, as bits; None: not so."""
+        return None
 
     def _sweep_rows(self, sweep: nodes.Sweep, results: list[str], targets: dict[int, str]) -> None:
         """Reduces and writes a step another way, if there is one, and ends it then."""

@@ -11,7 +11,7 @@ stands for remains, defines what it does, and does the rest.
 
 import contextlib
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from compll.backends.c_common import Expressions, float_literal
@@ -33,6 +33,7 @@ _COMPARISONS |= {"!=": "unequal"}
 FOLDS = {"max": "row_maximum({a}, x)", "min": "row_minimum({a}, x)"}
 FOLDS |= {"sum": "{a} + x", "prod": "{a} * x"}
 _SUMMED = ("gradient", "residual")
+_BIT = UInt(1)
 # Parts of an expression that is still put in place where its name is used.
 _LONG = 12
 
@@ -193,6 +194,21 @@ class RowCode:
         except _NoRowsError:
             return False
         return True
+
+    def prepare_chosen(self) -> bool:
+        """Finds how it is decided for a row which elements are kept; False: there is no way."""
+        value = unnamed(self.part, self.part.value)
+        while isinstance(value, nodes.Convert) and value.operand.type in (BOOL, _BIT):
+            value = unnamed(self.part, value.operand)
+        if any(isinstance(e, nodes.Random) for e in walk(self.part)):
+            return False
+        # Without the names that stood between.
+        self.part = replace(self.part, value=value)
+        try:
+            self.body = [*self._declared(), f"const RowFlags x = {self._flags(value)};"]
+        except _NoRowsError:
+            return False
+        return not (self.uses_bytes or self.uses_blocks or self.packed)
 
     def values(self, apart: Apart) -> str:
         """Writes the function that decodes; returns the call of it, but for mode and target."""

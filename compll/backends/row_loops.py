@@ -6,7 +6,7 @@ from compll.backends.c_common import Lines, max_bits
 from compll.backends.loops import Loops, parts_of
 from compll.backends.row_code import Packed, Rest, RowCode
 from compll.backends.row_function import Apart
-from compll.backends.row_results import RowResult, can_fold, results_of_rows
+from compll.backends.row_results import RowResult, can_fold, chosen_of_rows, results_of_rows
 from compll.backends.row_table import look_up_values
 from compll.backends.stored import is_in_memory, is_of_floats, tile_bytes
 from compll.backends.tile_feedback import TileFeedback
@@ -348,6 +348,23 @@ class RowLoops(Loops):
             return None
         self._position = part.position
         return RowCode(self.c, self, part, frozenset(self._hoisted), arguments=needs, sums=sums)
+
+    def chosen_rows(self, flags: nodes.Elementwise, ahead: list[str]) -> str | None:
+        """Writes the function that says which elements of a tile a filter keeps.
+
+        Args:
+            flags: the filter's decision.
+            ahead: C++ for the vectors that are read in order.
+
+        Returns:
+            Its call, but for where the bits go; None: it cannot be decided in rows.
+        """
+        if self.apart is None or self._hoisted:
+            return None
+        rows = self._rows_of(flags, {}, None)
+        if rows is None or not rows.prepare_chosen():
+            return None
+        return chosen_of_rows(self.apart, rows, [f"{pointer} + base" for pointer in ahead])
 
     def _write_rows(self, part: nodes.Elementwise, kind: UInt, target: str) -> bool:
         """Writes the codes of a tile, made in rows where the machine has them, if they can be."""

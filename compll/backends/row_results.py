@@ -4,6 +4,7 @@
 What is computed for a row says row_code.py.
 """
 
+from collections.abc import Container
 from dataclasses import dataclass
 
 from compll.backends.row_code import FOLDS, Rest, RowCode
@@ -60,6 +61,19 @@ def results_of_rows(apart: Apart, results: list[RowResult], rest: Rest | None = 
     lines += ["for (int64_t at = 0; at < count; at += 16) {", *each, "}", *after, "return true;"]
     rows = [result.code for result in results]
     return f"{emit_function(rows, apart, lines, ', '.join(parameters))}{', '.join(given)})"
+
+
+def chosen_of_rows(apart: Apart, rows: RowCode, ahead: Container[str]) -> str:
+    """Writes the function that says which elements a filter keeps; its call, but for the bits.
+
+    `ahead`: C++ for the vectors of a tile that are asked for while it is read.
+    """
+    asked = [name for text, (name, _) in rows.arguments.items() if text in ahead]
+    each = [f"prefetch_tile({name} + at, 16);" for name in asked]
+    each += [*rows.body, "store_bits(x, to + at / 8);"]
+    lines = ["if (count % 64 != 0) return false;", "for (int64_t at = 0; at < count; at += 16) {"]
+    lines += [*(f"  {line}" for line in each), "}", "return true;"]
+    return emit_function([rows], apart, lines, "uint8_t* to")
 
 
 def sum_of_rows(apart: Apart, rows: list[RowCode]) -> str:

@@ -324,7 +324,7 @@ class TileNeeds:
             self.lines.add(asks[0].format(vector.pointer))
             self._asks_later += [line.format(vector.pointer) for line in asks[1:]]
 
-    def _read_in_order(self, parts: list[nodes.Elementwise]) -> list[str]:
+    def read_in_order(self, parts: list[nodes.Elementwise]) -> list[str]:
         """C++ for the vectors of floats in memory that parts read element by element."""
         found: dict[str, None] = {}
         for part in parts:

@@ -74,6 +74,22 @@ REDUCTIONS = """
     uint32 found = number;
     out = concat(total, most, least, product, found, flags);"""
 
+# What has too few elements for a word of 64 decisions is decided one by one; so is a tile's rest.
+FILTER = """
+    lambda_func keep = [&](int i) -> uint1 {{
+        float g = gradient[i];
+        return abs(g) >= 0.75 && g != 2.0 || g == -0.25;
+    }}
+    int* found = filter(range(gradient.size), keep{limit});
+    uint32 number = found.size;
+    uint16* places = map(range(gradient.size), [&](int i) -> uint16 {{
+        return i < found.size ? found[i] : 7;
+    }});
+    float* kept = map(range(gradient.size), [&](int i) -> float {{
+        return i < found.size ? gradient[found[i]] : -1.0;
+    }});
+    out = concat(number, places, kept);"""
+
 DECODER = """
 void CutEncode(float* gradient, uint8* out) {
     float* top = block_reduce(gradient, 32, 0, max);
@@ -246,6 +262,17 @@ def test_codes_agree(name):
 def test_reductions_agree():
     program = compll.compile_text(encoder(REDUCTIONS), "reductions")
     assert compll.generate(program)["reductions.codec.cc"].count("_tree.taken(count);") == 4
+    reference, codec = compll.Reference(program), compiled(program)
+    for n in LENGTHS:
+        for kind, x in gradients(n).items():
+            expected = reference.encode(x).tobytes()
+            assert codec.encode(x).tobytes() == expected, (n, kind)
+
+
+@pytest.mark.parametrize("limit", ["", ", 900"])
+def test_what_a_filter_keeps_agrees(limit):
+    program = compll.compile_text(encoder(FILTER.format(limit=limit)), "few")
+    assert "keep_bits(" in compll.generate(program)["few.codec.cc"]
     reference, codec = compll.Reference(program), compiled(program)
     for n in LENGTHS:
         for kind, x in gradients(n).items():

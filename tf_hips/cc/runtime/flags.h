@@ -114,6 +114,29 @@ TF_HIPS_INLINE int64_t keep_range(const bool* flags, int64_t base, int64_t count
   });
 }
 
+// The same for flags that are bits: a word for each 64 of `count`, which is a multiple of that.
+template <typename T>
+TF_HIPS_INLINE int64_t keep_bits(const uint64_t* bits, int64_t base, int64_t count, int64_t total,
+                                 T* out) {
+  for (int64_t j = 0; j < count; j += 64) {
+    total = for_bits(bits[j / 64], j, total,
+                     [&](int64_t at, int64_t i) { out[at] = static_cast<T>(base + i); });
+  }
+  return total;
+}
+
+template <typename T>
+TF_HIPS_INLINE int64_t keep_bits(const uint64_t* bits, int64_t base, int64_t count, int64_t total,
+                                 T* out, const float* values, float* beside) {
+  for (int64_t j = 0; j < count; j += 64) {
+    total = for_bits(bits[j / 64], j, total, [&](int64_t at, int64_t i) {
+      out[at] = static_cast<T>(base + i);
+      beside[at] = values[i];
+    });
+  }
+  return total;
+}
+
 }  // namespace tf_hips
 
 #endif  // TF_HIPS_CC_RUNTIME_FLAGS_H_
