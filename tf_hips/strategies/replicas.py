@@ -15,11 +15,14 @@ import tensorflow as tf
 
 from tf_hips.comm import primitives, watchdog
 from tf_hips.errors import ProtocolError
+from tf_hips.ops.native import Bytes
 from tf_hips.ps.terms.weights import Refill, bytes_of, cut_weights
 
 # What is spread at a time: so little that on a slow link no rank waits long for the one that passes
 # it on, and so much that on a fast one it takes no longer than a large block.
 _BROADCAST_BYTES = 4 * 2**20
+
+_NAME_BYTES = 8  # of a digest: of some thousand names none is taken for another
 
 _OUTCOME = "the outcome of what rank 0 does"
 
@@ -68,6 +71,42 @@ def in_one_order(variables: Sequence[tf.Variable]) -> list[tf.Variable]:
         return list(variables)
     places = {name: place for place, name in enumerate(names)}
     return [variables[places[name]] for name in first]
+
+
+def names_as_bytes(variables: Sequence[tf.Variable]) -> Bytes:
+    """What `check_order_over_parties` of another party compares: uint8, 8 for each variable."""
+    names = (one.name.removesuffix(":0").encode() for one in variables)
+    told = b"".join(hashlib.sha256(name).digest()[:_NAME_BYTES] for name in names)
+    return np.frombuffer(told, np.uint8)
+
+
+def check_order_over_parties(variables: Sequence[tf.Variable], first: Bytes) -> None:
+    """Raises where this party has the variables of the first one in another order.
+
+    Of one shape they would get each other's values. They are the same as for `in_one_order`.
+
+    Args:
+        variables: of this party, in order.
+        first: what `names_as_bytes` says of the first one; as long as this party's own.
+
+    Raises:
+        ProtocolError: names the first of them.
+    """
+    cuts = range(0, len(first), _NAME_BYTES)
+    theirs, own = (
+        [told[cut : cut + _NAME_BYTES] for cut in cuts]
+        for told in (first.tobytes(), names_as_bytes(variables).tobytes())
+    )
+    if own == theirs or sorted(own) != sorted(theirs) or len(set(own)) < len(own):
+        return
+    place = next(at for at, name in enumerate(own) if name != theirs[at])
+    here, there = (variables[own.index(told[place])].name for told in (own, theirs))
+    raise ProtocolError(
+        "All parties must make, and train, the same variables in one order. Received: number "
+        f"{place} of {len(own)} is {there.removesuffix(':0')} in the first party and "
+        f"{here.removesuffix(':0')} here. Layers that parties make in another order need names of "
+        "their own"
+    )
 
 
 def check_equal_shapes(variables: Sequence[tf.Variable], advice: str = "") -> None:
