@@ -139,3 +139,26 @@ def test_what_the_step_of_a_model_reads_is_known_by_name_too():
         "a": [1.0] * 3,
         "b": [2.0] * 3,
     }
+
+
+@ranks(2)
+def test_names_that_are_at_odds_with_the_order_by_numbers_of_layers_alone_are_refused():
+    import keras
+    import pytest
+    import tensorflow as tf
+
+    from tf_hips.comm import primitives
+    from tf_hips.errors import ProtocolError
+    from tf_hips.strategies import CompressedRing
+
+    strategy = CompressedRing()
+    with strategy.scope():
+        # As from a set: the order of making differs, that of building does not.
+        left_first = primitives.rank() == 0
+        one, other = (keras.layers.Dense(3, use_bias=False, trainable=False) for _ in range(2))
+        left, right = (one, other) if left_first else (other, one)
+        for layer in (left, right):
+            layer.build((None, 3))
+    told = r"number 0 of 2 is dense/kernel on rank 0 and dense_1/kernel on rank 1.*of their own"
+    with pytest.raises(ProtocolError, match=told):
+        strategy.run(lambda: tf.reduce_sum(left(tf.ones([1, 3])) * right(tf.ones([1, 3]))))

@@ -7,6 +7,7 @@ bytes, so any type arrives as it was.
 """
 
 import hashlib
+import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
@@ -56,10 +57,14 @@ def in_one_order(variables: Sequence[tf.Variable]) -> list[tf.Variable]:
     """`variables` in the order of rank 0, where ranks have made the same ones in another. Eager.
 
     They are the same where their names are, each of one variable. Other names, which Keras may have
-    numbered differently, tell nothing: then the order stays, and counts.
+    numbered differently, tell nothing: then the order stays, and counts. Where names and order are
+    at odds by numbers of layers alone, either may be right.
 
     Args:
         variables: this rank's variables, in the order in which it has made them.
+
+    Raises:
+        ProtocolError: on every rank, if that is so.
     """
     names = [variable.name for variable in variables]
     digest = hashlib.sha256("\n".join(names).encode()).hexdigest()
@@ -69,8 +74,22 @@ def in_one_order(variables: Sequence[tf.Variable]) -> list[tf.Variable]:
     first = everyone[0]
     if len(set(first)) < len(first) or any(sorted(one) != sorted(first) for one in everyone):
         return list(variables)
+    for rank, other in enumerate(everyone):
+        if other != first and _without_numbers(other) == _without_numbers(first):
+            place = next(at for at, name in enumerate(other) if name != first[at])
+            raise ProtocolError(
+                "All ranks must make the same variables in one order, or by names of their own. "
+                f"Received: number {place} of {len(first)} is {first[place].removesuffix(':0')} on "
+                f"rank 0 and {other[place].removesuffix(':0')} on rank {rank}. Layers that ranks "
+                "make in another order need names of their own"
+            )
     places = {name: place for place, name in enumerate(names)}
     return [variables[places[name]] for name in first]
+
+
+def _without_numbers(names: Sequence[str]) -> list[str]:
+    """Names without the numbers that Keras gives to layers, and to models, of one name."""
+    return [re.sub(r"_\d+(?=/)", "", name) for name in names]
 
 
 def names_as_bytes(variables: Sequence[tf.Variable]) -> Bytes:
