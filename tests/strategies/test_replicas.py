@@ -144,6 +144,7 @@ def test_what_the_step_of_a_model_reads_is_known_by_name_too():
 @ranks(2)
 def test_names_that_are_at_odds_with_the_order_by_numbers_of_layers_alone_are_refused():
     import keras
+    import numpy as np
     import pytest
     import tensorflow as tf
 
@@ -162,3 +163,14 @@ def test_names_that_are_at_odds_with_the_order_by_numbers_of_layers_alone_are_re
     told = r"number 0 of 2 is dense/kernel on rank 0 and dense_1/kernel on rank 1.*of their own"
     with pytest.raises(ProtocolError, match=told):
         strategy.run(lambda: tf.reduce_sum(left(tf.ones([1, 3])) * right(tf.ones([1, 3]))))
+
+    # A model has an order of its own, and that counts.
+    inputs = keras.Input((3,))
+    with strategy.scope():
+        for place, layer in enumerate((left, right)):
+            layer.kernel.assign(tf.fill([3, 3], place + 10.0 * primitives.rank()))
+        outputs = keras.layers.Dense(2)(left(inputs) + right(inputs))
+        model = keras.Model(inputs, outputs)
+        model.compile("sgd", "mse")
+    model.fit(np.ones((8, 3)), np.ones((8, 2)), verbose=0)
+    assert [float(layer.kernel[0, 0]) for layer in (left, right)] == [0.0, 1.0]

@@ -53,15 +53,16 @@ def fingerprint(model: Any) -> str:
     return text
 
 
-def in_one_order(variables: Sequence[tf.Variable]) -> list[tf.Variable]:
+def in_one_order(variables: Sequence[tf.Variable], *, of_model: bool = False) -> list[tf.Variable]:
     """`variables` in the order of rank 0, where ranks have made the same ones in another. Eager.
 
     They are the same where their names are, each of one variable. Other names, which Keras may have
     numbered differently, tell nothing: then the order stays, and counts. Where names and order are
-    at odds by numbers of layers alone, either may be right.
+    at odds by numbers of layers alone, either may be right; but a model has an order of its own.
 
     Args:
         variables: this rank's variables, in the order in which it has made them.
+        of_model: whether this is for the step of a model.
 
     Raises:
         ProtocolError: on every rank, if that is so.
@@ -76,6 +77,8 @@ def in_one_order(variables: Sequence[tf.Variable]) -> list[tf.Variable]:
         return list(variables)
     for rank, other in enumerate(everyone):
         if other != first and _without_numbers(other) == _without_numbers(first):
+            if of_model:
+                return list(variables)
             place = next(at for at, name in enumerate(other) if name != first[at])
             raise ProtocolError(
                 "All ranks must make the same variables in one order, or by names of their own. "
