@@ -101,6 +101,15 @@ def test_an_error_of_many_ranks_is_written_once_with_their_names() -> None:
         f"[a] {reason}",
         "tf-hips: b failed with the same error as a",
     ]
+    # Also where the others are not.
+    for role in ("a", "b", "a"):
+        printer.line(role, reason, is_error=True)
+    printer.finish()
+    assert shown(error).splitlines()[-3:] == [
+        f"[a] {reason}",
+        f"[a] {reason}",
+        "tf-hips: b failed with the same error as a",
+    ]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])

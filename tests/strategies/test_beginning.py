@@ -353,6 +353,29 @@ def test_what_steps_had_changed_in_one_party_decides_on_no_meeting():
         strategy.run(lambda: optimizer.apply([tf.ones(3)], [gathered]))
 
 
+@pytest.mark.parametrize("order", [None, [0, 1], [1, 0]])
+def test_a_party_whose_variables_are_made_in_another_order_is_refused(order):
+    def first_sync(values):
+        assert len(values[-1]) == 2 * 8  # a few bytes for the name of each
+        digests = np.split(values[-1], 2)
+        # Names may differ; the first party's may be this one's, in an order.
+        theirs = [digests[place] for place in order or [0, 0]]
+        return [*values[:-1], np.concatenate(theirs)]
+
+    strategy = tf_hips.CompressedRing()
+    strategy.beginning.meetings.first_sync = first_sync
+    with strategy.scope():
+        made = [tf.Variable(np.zeros(2, "float32"), name=name) for name in "ab"]
+    if order != [1, 0]:
+        strategy.run(lambda: None)
+        return
+    told = "order. Received: number 0 of 2 is b in the first party and a here"
+    for _ in range(2):  # parties have met
+        with pytest.raises(tf_hips.errors.ProtocolError, match=told):
+            strategy.run(lambda: made[0].assign_add([1, 1]))
+    np.testing.assert_array_equal(made[0], [0, 0])
+
+
 def _weight(strategy, optimizer=keras.optimizers.SGD):
     """A weight, and a function that trains it and computes in a graph."""
     with strategy.scope():

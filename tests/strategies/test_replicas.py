@@ -99,3 +99,78 @@ def test_variables_that_a_rank_has_made_in_another_order_are_known_by_their_name
         # They begin as rank 0 has made them: 1, 3 and 5; gradients of both ranks are added up.
         for name, value in (("a", 1 - 0.25 * 30), ("b", 3 - 0.25 * 10), ("frozen", 5)):
             np.testing.assert_array_equal(made[name].numpy(), np.full(3, value))
+
+
+@ranks(2)
+def test_what_the_step_of_a_model_reads_is_known_by_name_too():
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    from tf_hips.comm import primitives
+    from tf_hips.strategies import CompressedRing
+
+    class Scaled(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(3)
+
+        def call(self, x):
+            return self.dense(x)
+
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(x) * made["a"] * made["b"] - y) ** 2)
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply(gradients, self.trainable_variables)
+            return {"loss": loss}
+
+    rank = primitives.rank()
+    with CompressedRing().scope():
+        made = {
+            name: tf.Variable(tf.fill([3], 1.0 + 10 * rank + "ab".index(name)), name=name)
+            for name in "ab"[:: -1 if rank else 1]
+        }
+        model = Scaled()
+        model.compile("sgd")
+    model.fit(np.ones((8, 2)), np.ones((8, 3)), verbose=0)
+    assert {name: one.numpy().tolist() for name, one in made.items()} == {
+        "a": [1.0] * 3,
+        "b": [2.0] * 3,
+    }
+
+
+@ranks(2)
+def test_names_that_are_at_odds_with_the_order_by_numbers_of_layers_alone_are_refused():
+    import keras
+    import numpy as np
+    import pytest
+    import tensorflow as tf
+
+    from tf_hips.comm import primitives
+    from tf_hips.errors import ProtocolError
+    from tf_hips.strategies import CompressedRing
+
+    strategy = CompressedRing()
+    with strategy.scope():
+        # As from a set: the order of making differs, that of building does not.
+        left_first = primitives.rank() == 0
+        one, other = (keras.layers.Dense(3, use_bias=False, trainable=False) for _ in range(2))
+        left, right = (one, other) if left_first else (other, one)
+        for layer in (left, right):
+            layer.build((None, 3))
+    told = r"number 0 of 2 is dense/kernel on rank 0 and dense_1/kernel on rank 1.*of their own"
+    with pytest.raises(ProtocolError, match=told):
+        strategy.run(lambda: tf.reduce_sum(left(tf.ones([1, 3])) * right(tf.ones([1, 3]))))
+
+    # A model has an order of its own, and that counts.
+    inputs = keras.Input((3,))
+    with strategy.scope():
+        for place, layer in enumerate((left, right)):
+            layer.kernel.assign(tf.fill([3, 3], place + 10.0 * primitives.rank()))
+        outputs = keras.layers.Dense(2)(left(inputs) + right(inputs))
+        model = keras.Model(inputs, outputs)
+        model.compile("sgd", "mse")
+    model.fit(np.ones((8, 3)), np.ones((8, 2)), verbose=0)
+    assert [float(layer.kernel[0, 0]) for layer in (left, right)] == [0.0, 1.0]

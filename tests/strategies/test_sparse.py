@@ -33,6 +33,7 @@ def test_what_is_known_of_optimizers_and_indices():
     assert depends_on_data(tf.constant([0, 1]))  # an eager step has no graph to read
     offset = tf.Variable(1)
     kept = tf.range(4)
+    table, words = (tf.Variable(tf.zeros([9, 2])) for _ in range(2))
     found = {}
 
     def note(name, indices):
@@ -50,6 +51,12 @@ def test_what_is_known_of_optimizers_and_indices():
         note("zero for each token", tf.zeros_like(tokens))
         note("positions of tokens", tf.broadcast_to(tf.range(length), tf.shape(tokens)))
         note("positions", tf.range(length))
+        with tf.GradientTape() as tape:
+            sums = tf.gather(table, tf.range(length)), tf.gather(words, tokens)
+        looked_up = tape.gradient(sums, [table, words])
+        for name, rows in zip(("positions", "tokens"), looked_up, strict=True):
+            note(f"{name} that were looked up", rows.indices)
+        note("as many as tokens", tf.range(tf.size(tokens)))
         note("constants", tf.reshape(tf.constant([[1, 2]]), [-1]))
         note("kept", kept + offset)
         both = tf.concat([tokens[0], tf.range(length)], 0)
@@ -69,9 +76,9 @@ def test_what_is_known_of_optimizers_and_indices():
         return inner(tf.range(length))
 
     lookups(tf.zeros([2, 3], tf.int32))
-    fixed = {"positions", "constants", "kept", "deep", "captured"}
+    fixed = {"positions", "positions that were looked up", "constants", "kept", "deep", "captured"}
     assert found == {name: name not in fixed for name in found}
-    assert len(found) == 15
+    assert len(found) == 18
 
 
 def build(optimizer, **options):

@@ -114,11 +114,11 @@ class Printer:
         if is_error and self._hides_notices and _NOTICE.match(plain):
             return
         if is_error and _REASON.match(plain):
-            roles = self._reasons.setdefault(plain, [])
-            if roles and role not in roles:
-                roles.append(role)
+            roles = self._reasons.setdefault(plain, [role])
+            if role != roles[0]:  # who was started again and fails again says so again
+                if role not in roles:
+                    roles.append(role)
                 return
-            self._reasons[plain] = [role]  # the first one, or started again
         bar = _KERAS_BAR.match(plain)
         if bar and bar[1] != bar[2]:
             self.state(role, plain)

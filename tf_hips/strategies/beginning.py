@@ -200,7 +200,9 @@ class Beginning:
     def _read_by_all(self, found: Sequence[tf.Variable]) -> list[tf.Variable]:
         """What all ranks have read; what some have looked at alone is no reason to meet later."""
         gc.collect()  # what is gone on one rank must be gone on all
-        places = {id(one): (place, one.name) for place, one in enumerate(self._alive())}
+        alive = in_one_order(self._alive(), of_model=True)
+        places = {id(one): (place, one.name) for place, one in enumerate(alive)}
+        found = sorted(found, key=lambda one: places[id(one)])
         own = [places[id(one)] for one in found]
         everyone = primitives.gather_objects(own, "weights that a step has read")
         by_all = set(own).intersection(*(map(tuple, told) for told in everyone))

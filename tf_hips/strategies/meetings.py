@@ -29,7 +29,13 @@ from tf_hips.strategies.computed import Moved, computed_before
 from tf_hips.strategies.gradients import check_order
 from tf_hips.strategies.kept import check_kept, computed_with_others, suspected
 from tf_hips.strategies.references import References, add, holds, may_be_trained, unique
-from tf_hips.strategies.replicas import FirstSync, check_equal_shapes, synchronise
+from tf_hips.strategies.replicas import (
+    FirstSync,
+    check_equal_shapes,
+    check_order_over_parties,
+    names_as_bytes,
+    synchronise,
+)
 from tf_hips.strategies.settings import check_settings, settings_of
 
 
@@ -236,7 +242,13 @@ class Meetings:
                 log.info("Parties make equal what came later: %s%s.", names, more)
             computed = [place for place, one in enumerate(chosen) if id(one) in exempt]
             sync = self._met_over_parties(
-                chosen, optimizers, learned, suspects, used, computed if is_computed else []
+                chosen,
+                optimizers,
+                learned,
+                suspects,
+                used,
+                computed if is_computed else [],
+                is_loop=model is None,
             )
             synchronise(chosen, sync, left)
             self.has_met = True
@@ -296,13 +308,16 @@ class Meetings:
         suspects: Sequence[int],
         used: Collection[int],
         computed: Collection[int],
+        *,
+        is_loop: bool,
     ) -> FirstSync:
         """How `variables` are made equal over the parties.
 
-        What layers have `learned` travels behind them, to be compared. What is left to each worker
-        travels, too: parties need not have changed the same. Where steps have computed `suspects`
-        of it with others of the weights that they `used` than those that come, that is an error;
-        so it is where there are gradients of weights that were `computed` with others.
+        What layers have `learned` travels behind them, and of a loop's variables the names where
+        two are alike but for these, to be compared. What is left to each worker travels, too:
+        parties need not have changed the same. Where steps have computed `suspects` of it with
+        others of the weights that they `used` than those that come, that is an error; so it is
+        where there are gradients of weights that were `computed` with others.
         """
         slots: set[int] = set()
         for optimizer in optimizers:
@@ -313,6 +328,8 @@ class Meetings:
             # party that has made steps already sends more, and the server says so.
             slots |= {id(slot) for slot in unique(optimizer.variables) if slot.shape.rank}
         sync = self.over_parties()
+        kinds = {(one.dtype.name, *one.shape) for one in variables}
+        is_told = is_loop and len(kinds) < len(variables)
 
         def exchange(values: list[np.ndarray]) -> list[np.ndarray]:
             is_short = [
@@ -324,9 +341,12 @@ class Meetings:
                 for value, short in zip(values, is_short, strict=True)
             ]
             told = [as_bytes(learned)] if learned else []
+            told += [names_as_bytes(variables)] if is_told else []
             if self._refused is not None:  # whoever tries again; parties meet once
                 raise ProtocolError(self._refused)
             synced = sync([*sent, *told]) if sync else sent
+            if is_told and sync:
+                check_order_over_parties(variables, synced.pop())
             if len(synced) > len(sent):
                 check_bytes(learned, synced.pop())
             found = [

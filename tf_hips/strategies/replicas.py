@@ -7,6 +7,7 @@ bytes, so any type arrives as it was.
 """
 
 import hashlib
+import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
@@ -15,11 +16,14 @@ import tensorflow as tf
 
 from tf_hips.comm import primitives, watchdog
 from tf_hips.errors import ProtocolError
+from tf_hips.ops.native import Bytes
 from tf_hips.ps.terms.weights import Refill, bytes_of, cut_weights
 
 # What is spread at a time: so little that on a slow link no rank waits long for the one that passes
 # it on, and so much that on a fast one it takes no longer than a large block.
 _BROADCAST_BYTES = 4 * 2**20
+
+_NAME_BYTES = 8  # of a digest: of some thousand names none is taken for another
 
 _OUTCOME = "the outcome of what rank 0 does"
 
@@ -49,14 +53,19 @@ def fingerprint(model: Any) -> str:
     return text
 
 
-def in_one_order(variables: Sequence[tf.Variable]) -> list[tf.Variable]:
+def in_one_order(variables: Sequence[tf.Variable], *, of_model: bool = False) -> list[tf.Variable]:
     """`variables` in the order of rank 0, where ranks have made the same ones in another. Eager.
 
     They are the same where their names are, each of one variable. Other names, which Keras may have
-    numbered differently, tell nothing: then the order stays, and counts.
+    numbered differently, tell nothing: then the order stays, and counts. Where names and order are
+    at odds by numbers of layers alone, either may be right; but a model has an order of its own.
 
     Args:
         variables: this rank's variables, in the order in which it has made them.
+        of_model: whether this is for the step of a model.
+
+    Raises:
+        ProtocolError: on every rank, if that is so.
     """
     names = [variable.name for variable in variables]
     digest = hashlib.sha256("\n".join(names).encode()).hexdigest()
@@ -66,8 +75,60 @@ def in_one_order(variables: Sequence[tf.Variable]) -> list[tf.Variable]:
     first = everyone[0]
     if len(set(first)) < len(first) or any(sorted(one) != sorted(first) for one in everyone):
         return list(variables)
+    for rank, other in enumerate(everyone):
+        if other != first and _without_numbers(other) == _without_numbers(first):
+            if of_model:
+                return list(variables)
+            place = next(at for at, name in enumerate(other) if name != first[at])
+            raise ProtocolError(
+                "All ranks must make the same variables in one order, or by names of their own. "
+                f"Received: number {place} of {len(first)} is {first[place].removesuffix(':0')} on "
+                f"rank 0 and {other[place].removesuffix(':0')} on rank {rank}. Layers that ranks "
+                "make in another order need names of their own"
+            )
     places = {name: place for place, name in enumerate(names)}
     return [variables[places[name]] for name in first]
+
+
+def _without_numbers(names: Sequence[str]) -> list[str]:
+    """Names without the numbers that Keras gives to layers, and to models, of one name."""
+    return [re.sub(r"_\d+(?=/)", "", name) for name in names]
+
+
+def names_as_bytes(variables: Sequence[tf.Variable]) -> Bytes:
+    """What `check_order_over_parties` of another party compares: uint8, 8 for each variable."""
+    names = (one.name.removesuffix(":0").encode() for one in variables)
+    told = b"".join(hashlib.sha256(name).digest()[:_NAME_BYTES] for name in names)
+    return np.frombuffer(told, np.uint8)
+
+
+def check_order_over_parties(variables: Sequence[tf.Variable], first: Bytes) -> None:
+    """Raises where this party has the variables of the first one in another order.
+
+    Of one shape they would get each other's values. They are the same as for `in_one_order`.
+
+    Args:
+        variables: of this party, in order.
+        first: what `names_as_bytes` says of the first one; as long as this party's own.
+
+    Raises:
+        ProtocolError: names the first of them.
+    """
+    cuts = range(0, len(first), _NAME_BYTES)
+    theirs, own = (
+        [told[cut : cut + _NAME_BYTES] for cut in cuts]
+        for told in (first.tobytes(), names_as_bytes(variables).tobytes())
+    )
+    if own == theirs or sorted(own) != sorted(theirs) or len(set(own)) < len(own):
+        return
+    place = next(at for at, name in enumerate(own) if name != theirs[at])
+    here, there = (variables[own.index(told[place])].name for told in (own, theirs))
+    raise ProtocolError(
+        "All parties must make, and train, the same variables in one order. Received: number "
+        f"{place} of {len(own)} is {there.removesuffix(':0')} in the first party and "
+        f"{here.removesuffix(':0')} here. Layers that parties make in another order need names of "
+        "their own"
+    )
 
 
 def check_equal_shapes(variables: Sequence[tf.Variable], advice: str = "") -> None:

@@ -20,8 +20,6 @@ _ADDITIVE = (keras.optimizers.SGD, keras.optimizers.Lion)
 _READS = ("ReadVariableOp", "ResourceGather")
 # Operations behind which another dimension may be that of the batch.
 _MOVE_DIMENSIONS = ("ConjugateTranspose", "ExpandDims", "Reshape", "Squeeze", "Transpose")
-# Operations that tell the size of a batch.
-_SHAPES = ("Shape", "ShapeN", "Size", "ZerosLike", "OnesLike")
 
 
 def is_additive(optimizer: Any) -> bool:
@@ -82,8 +80,10 @@ def _sources(tensor: tf.Tensor) -> list[tf.Tensor] | None:
         return None if _may_be_batch(inputs[0].op.inputs[0], tf.get_static_value(inputs[1])) else []
     if kind in _READS:
         return inputs[1:]
-    if not inputs or kind in _SHAPES or "Random" in kind or operation.op_def.is_stateful:
+    if not inputs or "Random" in kind or operation.op_def.is_stateful:
         return None
+    # Also of `Shape` and `Size`: those of data tell the size of a batch, and those of positions,
+    # whose number a gradient asks for where the graph does not tell it, are of positions.
     return inputs
 
 
