@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A state that is older than the run is named, and stays as it is."""
 
+import contextlib
 import re
 import shutil
 from pathlib import Path
@@ -12,11 +13,20 @@ from tests.ps.quorums import Run
 from tests.ps.served import SHAPES, Served, rounds
 from tests.ps.test_restart import Later, ServerProcess
 from tf_hips.errors import PeerError, ProtocolError, StateError
+from tf_hips.ps.disk.file_format import Reader
 from tf_hips.ps.terms.quorum import Quorum
 
 
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+def files_of(folder: Path) -> dict[str, object]:
+    """What each file holds; of a journal without marks, which come behind what is durable."""
+    return {path.name: _content(path) for path in folder.iterdir()}
+
+
+def _content(path: Path) -> object:
+    if not path.name.startswith("journal"):
+        return path.read_bytes()
+    with contextlib.closing(Reader(path)) as reader:
+        return reader.header, [(kind, bytes(payload)) for kind, payload in reader.records()]
 
 
 def test_a_gather_ahead_of_the_state_is_told_and_not_written(tmp_path: Path) -> None:
