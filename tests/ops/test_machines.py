@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -103,6 +104,32 @@ def test_capped_vectors_make_the_same(machine: str, here: dict[str, str]) -> Non
     level, stores = {"avx2": ("l1", "past"), "base": ("l2", "through")}[machine]
     settings = {"TF_HIPS_PREFETCH": level, "TF_HIPS_STORES": stores}
     assert digests_elsewhere("", TF_HIPS_CPU=machine, **settings) == here
+
+
+def test_how_large_tensors_are_written(tmp_path: Path) -> None:
+    """By the kind of the processor, or as the environment says (decision 0088)."""
+    source, program = tmp_path / "stores.cc", tmp_path / "stores"
+    source.write_text(
+        '#include "tf_hips/cc/runtime/stores.h"\n'
+        "int main() { return tf_hips::kPastCaches ? 10 : 20; }\n"
+    )
+    flags = ["-std=c++17", f"-I{ROOT}", str(source), "-o", str(program)]
+    subprocess.run(["g++", *flags], check=True, timeout=60)
+
+    def asked(**environment: str) -> int:
+        return subprocess.run([program], env=environment, check=False, timeout=10).returncode
+
+    assert (asked(TF_HIPS_STORES="past"), asked(TF_HIPS_STORES="through")) == (10, 20)
+    assert asked() == asked(TF_HIPS_STORES="else") == (20 if _is_small_skylake() else 10)
+
+
+def _is_small_skylake() -> bool:
+    """As Linux describes it: up to 4 processors, Skylake-SP, Cascade Lake or Cooper Lake."""
+    text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    first = dict(re.findall(r"^(\S.*?)\s*: (.*)$", text.partition("\n\n")[0], re.MULTILINE))
+    kind = (first.get("vendor_id"), first.get("cpu family"), first.get("model"))
+    is_wide = "avx512f" in first.get("flags", "").split()
+    return kind == ("GenuineIntel", "6", "85") and is_wide and text.count("\nprocessor") < 4
 
 
 @pytest.mark.slow

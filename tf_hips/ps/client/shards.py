@@ -44,6 +44,7 @@ _TURN_S = 0.2  # of waiting
 _EACH_ITS_OWN = ("round", "newest", "session", "is_back", "oldest", "keeps_all")
 
 _Result = TypeVar("_Result")
+_OnError = Callable[[BaseException], object]
 
 
 class ShardedClient:
@@ -252,7 +253,9 @@ class ShardedClient:
         return sum((client.wire_bytes() for client in self._clients), WireBytes())
 
     def _all(
-        self, call: Callable[[Client], _Result], on_error: Callable[[BaseException], object] = repr
+        self,
+        call: Callable[[Client], _Result],
+        on_error: _OnError | None = None,
     ) -> list[_Result]:
         return _together([functools.partial(call, client) for client in self._clients], on_error)
 
@@ -371,13 +374,14 @@ def connect(
 
 
 def _together(
-    tasks: Sequence[Callable[[], _Result]], on_error: Callable[[BaseException], object] = repr
+    tasks: Sequence[Callable[[], _Result]],
+    on_error: _OnError | None = None,
 ) -> list[_Result]:
     """Runs tasks at the same time, each in a thread of its own, and waits for all of them.
 
     Args:
         tasks: what to do.
-        on_error: called once with the error, when the first of them fails or the caller is
+        on_error: called with the error, when the first of them fails or the caller is
             interrupted; it makes the others end.
 
     Returns:
@@ -405,9 +409,11 @@ def _together(
             error = _heard(done)
             if error is not None and first is None:
                 first = error
-                on_error(error)
+                if on_error is not None:
+                    on_error(error)
     except BaseException as error:
-        on_error(error)
+        if on_error is not None:
+            on_error(error)
         raise
     if first is not None:
         raise first
