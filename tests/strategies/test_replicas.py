@@ -164,6 +164,22 @@ def test_names_that_are_at_odds_with_the_order_by_numbers_of_layers_alone_are_re
     with pytest.raises(ProtocolError, match=told):
         strategy.run(lambda: tf.reduce_sum(left(tf.ones([1, 3])) * right(tf.ones([1, 3]))))
 
+    # What a graph trains has the order of its gradients.
+    def move():
+        kernels = [one.kernel, other.kernel]
+        before = [tf.identity(kernel) for kernel in kernels]
+        descent.apply([tf.fill((3, 3), 1.0 + k) for k in range(2)], kernels)
+        return [was - kernel for was, kernel in zip(before, kernels, strict=True)]
+
+    lazily = CompressedRing()
+    with lazily.scope():
+        one, other = (keras.layers.Dense(3, use_bias=False) for _ in range(2))
+        for layer in (one, other) if left_first else (other, one):
+            layer.build((None, 3))
+        descent = keras.optimizers.SGD(1.0)
+    for place, by in enumerate(tf.function(lambda: lazily.run(move))()):
+        np.testing.assert_allclose(by, np.full((3, 3), 2.0 * (1 + place)), rtol=1e-5)
+
     # A model has an order of its own, and that counts.
     inputs = keras.Input((3,))
     with strategy.scope():

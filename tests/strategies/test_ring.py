@@ -185,22 +185,6 @@ def test_mistakes_are_errors_on_all_ranks():
         own_loop.run(hand_over, ([0] if rank else [0, 1],))
     own_loop.run(hand_over, ([1, 2, 0],))
     assert [float(one[0]) for one in weights] == [-2.0, -3.0, -4.0]
-    # In which order a rank has made them does not matter.
-    lazily = CompressedRing()
-    with lazily.scope():
-        layers = [keras.layers.Dense(4, use_bias=False) for _ in range(2)]
-        for layer in layers[::-1] if rank else layers:
-            layer.build((4,))
-        descent = keras.optimizers.SGD(1.0)
-
-    def move():
-        kernels = [one.kernel for one in layers]
-        before = [tf.identity(one) for one in kernels]
-        descent.apply_gradients([(tf.fill((4, 4), 1.0 + k), kernels[k]) for k in range(2)])
-        return [was - one for was, one in zip(before, kernels, strict=True)]
-
-    for place, by in enumerate(tf.function(lambda: lazily.run(move))()):
-        np.testing.assert_allclose(by, np.full((4, 4), 2.0 * (1 + place)), rtol=1e-5)
 
     # Built outside of the scope: would train alone, silently.
     outside = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])

@@ -278,11 +278,15 @@ class Beginning:
         computed: Sequence[Any] | None,
     ) -> None:
         gc.collect()  # what is gone on one rank must be gone on all
-        alive = in_one_order(self._alive())
         certainly, early = trained or [], []
+        optimizers = [] if optimizer is None else [optimizer]
+        slots = [slot for one in optimizers for slot in one.variables]
+        # What is trained, and its slots, have an order in which they are handed over.
+        known = {id(one) for one in [*certainly, *slots]}
+        others = in_one_order([one for one in self._alive() if id(one) not in known])
         if (is_step or self.meetings.has_met) and self.meetings.over_parties() is not None:
             # Steps may compute gradients with any of these; a lazy model has none yet.
-            maybe = [one for one in alive if may_be_trained(one)]
+            maybe = [one for one in others if may_be_trained(one)]
             trained = unique(one for one in [*certainly, *maybe] if is_ready(one)) or None
             if not is_step:  # before which they are as they were made
                 own = {id(one) for one in certainly}
@@ -292,9 +296,7 @@ class Beginning:
         if computed is not None:
             self.meetings.moved.check(certainly, computed)
         self.meetings.check_alike(certainly, is_computed=computed is not None)
-        optimizers = [] if optimizer is None else [optimizer]
-        slots = [slot for one in optimizers for slot in one.variables]
-        owned = [*(trained or []), *slots, *alive]
+        owned = [*(trained or []), *slots, *others]
         variables = [variable for variable in unique(owned) if is_ready(variable)]
         self.meetings.make_equal(
             variables,
