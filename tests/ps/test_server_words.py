@@ -117,22 +117,29 @@ def test_a_refused_address_can_be_read(
 @pytest.mark.parametrize(
     ("rule", "children", "text"),
     [
-        ("median", 2, None),
-        ("detox(r=3) >> mean", 4, None),
+        ("median", 2, "nobody that lies among 2 children in a round: .* takes 3 or more to bear"),
+        ("median", 3, None),
+        ("trimmed_mean(f=0)", 2, None),
+        ("krum >> fedavg", 4, "krum.* >> fedavg.* nobody that lies .* takes 5 or more to bear one"),
+        ("clip >> mean", 2, None),
+        ("sum", 2, None),
+        ("detox(r=3) >> mean", 4, "2 groups, the smallest of 1: .*, and mean .* bears no spoilt"),
+        ("detox(r=3) >> median", 5, "2 groups, the smallest of 2: .*, and median.* no spoilt one"),
+        ("detox(r=2) >> median", 6, None),
         ("detox(r=3) >> mean", 3, "one group of 3, .* more than 1 of them can spoil it"),
         ("detox(r=3) >> mean", 2, "one group of 2, .* any of them can spoil it"),
     ],
 )
-def test_one_group_is_a_warning(
+def test_a_rule_that_bears_nobody_is_a_warning(
     certificates: Certificates,
     caplog: pytest.LogCaptureFixture,
     rule: str,
     children: int,
     text: str | None,
 ) -> None:
-    with serving(certificates, parties=("a", "b", "c", "d")[:children], rule=rule):
+    with serving(certificates, parties=tuple("abcdef")[:children], rule=rule):
         pass
-    found = [said for said in messages(caplog) if "one group" in said]
+    found = [said for said in messages(caplog) if "spoil" in said]
     assert found == ([] if text is None else [rules.why_weak(rule, children)])
     if text is not None:
         assert re.search(text, found[0])

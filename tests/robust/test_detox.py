@@ -244,8 +244,8 @@ def test_options_of_the_authors_code() -> None:
         ("maj_vote", "normal", 3, 2, r"2 worker_fail \+ 1. Received: group_size=3, worker_fail=2"),
         ("maj_vote", "normal", 4, 2, r"2 worker_fail \+ 1. Received: group_size=4, worker_fail=2"),
         ("maj_vote", "maj_vote", 5, 3, r"Received: group_size=5, worker_fail=3"),
-        ("baseline", "krum(f=1)", 5, 3, r"has none. Received: worker_fail=3 with krum\(f=1\)"),
-        ("baseline", "krum(f=1)", 5, 0, r"has none. Received: worker_fail=0 with krum\(f=1\)"),
+        ("baseline", "krum(f=1)", 1, 3, r"has none. Received: worker_fail=3 with krum\(f=1\)"),
+        ("baseline", "krum(f=1)", 1, 0, r"has none. Received: worker_fail=0 with krum\(f=1\)"),
         ("detox", "normal", 5, 1, "has none. Received: worker_fail=1 with mean"),
         ("draco-lite", "clip >> mean", 3, 1, "has none. Received: worker_fail=1 with clip"),
         *(
@@ -356,3 +356,37 @@ def test_a_little_is_enough_for_the_median_and_not_for_detox() -> None:
     off_detox = np.linalg.norm(found.vector - robust.median(f=0)(honest))
     assert len(found.outvoted) >= 6
     assert off_detox < 0.7 * off_plain
+
+
+@pytest.mark.parametrize("said", [{"group_size": 3}, {"vote": "exact"}, {"fixed": True}])
+def test_the_baseline_has_no_groups(said: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"^baseline has no groups that vote. Received: "):
+        detox.approach("baseline", "median", **said)
+    assert detox.approach("baseline", "median", group_size=1) == detox.Detox(1, robust.median())
+
+
+@pytest.mark.parametrize(
+    ("rule", "workers", "bears"),
+    [
+        (detox.Detox(3, robust.median()), 9, 3),  # one of three votes: two liars each spoil one
+        (detox.Detox(3, robust.median()), 5, 0),  # a group of two, whose vote one of them spoils
+        (detox.Detox(3, robust.mean()), 6, 1),
+        (detox.Detox(3, robust.mean()), 4, 0),  # the last one is alone
+        (detox.Detox(2, robust.median()), 6, 1),
+        (detox.Detox(1, robust.median()), 5, 2),
+        (detox.Detox(3, robust.krum(f=2)), 21, 5),
+        (detox.Detox(3, robust.geometric_median()), 5, 0),
+        (detox.Detox(3, robust.clip() >> robust.mean()), 5, None),  # by its influence
+        (detox.draco(2), 10, 2),
+    ],
+)
+def test_how_many_may_lie_wherever_they_sit(
+    rule: detox.Detox, workers: int, bears: int | None
+) -> None:
+    assert rule.bears(workers) == bears
+    if bears is not None and bears < workers:
+        smallest = sorted(len(one) for one in detox.groups(workers, rule.r, 0, 0, fixed=True))
+        # So many and one more spoil a vote more than the rule bears, and not fewer.
+        votes = -(-workers // rule.r)
+        borne = rule.aggregator(workers, votes).check(votes)
+        assert sum((size + 1) // 2 for size in smallest[: borne + 1]) == bears + 1

@@ -269,7 +269,7 @@ def test_detox_its_spellings_all_mean_something() -> None:
     rows = seated(rows_of(15, 8), 45, 3, 1)
     for mode in ("coord-median", "multi-krum", "bulyan", "sign-sgd", "geometric_median", "krum"):
         for name in ("draco-lite", "draco_lite", "detox", "baseline"):
-            one = approach(name, mode, group_size=3, worker_fail=5)
+            one = approach(name, mode, group_size=1 if name == "baseline" else 3, worker_fail=5)
             assert np.isfinite(one.run(rows, seed=1).vector).all()
     assert approach("maj_vote", "maj_vote", group_size=3).then == robust.mean()
 

@@ -7,6 +7,7 @@
     selection    rules that look at distances
     deciding     what each step makes of points, and the rule at the end of them
     aggregator   Aggregator: `robust.nnm(f=2) >> robust.trimmed_mean(f=2)`, called with rows
+    bearing      whom a rule does not bear, for warnings
     sketches     rules on distances for rows at several places, of which sketches travel
     votes        majorities of signs on packets of onebit
     detox        groups of workers that compute the same, and their vote

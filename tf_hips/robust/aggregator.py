@@ -483,20 +483,6 @@ def parse(text: str) -> Aggregator:
     return Aggregator(parse_steps(text))
 
 
-def why_unbounded(rule: Aggregator) -> str | None:
-    """Why a chain bears nobody that lies, for a warning; None: it does, or is a mean that says so.
-
-    Args:
-        rule: any.
-    """
-    if rule.is_bounded or len(rule.steps) == 1:
-        return None
-    return (
-        f"Rule {rule} bears nobody that lies: one row moves the mean at its end anywhere. Take "
-        "another rule at the end, such as trimmed_mean, or `clip` or `arc` before it"
-    )
-
-
 def make(name: str, **params: int | float | str) -> Aggregator:
     """A rule by name."""
     return Aggregator((make_step(name, **params),))

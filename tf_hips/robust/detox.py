@@ -217,6 +217,24 @@ class Detox:
         votes = -(-workers // self.r)
         return self.aggregator(workers, votes).check(votes)
 
+    def bears(self, workers: int) -> int | None:
+        """How many of the workers may lie at worst, placed at will.
+
+        None: the rule knows no f, and bears spoilt votes by their influence.
+
+        Raises:
+            ToleranceError: as for `check`.
+        """
+        self.check(workers)
+        votes = -(-workers // self.r)
+        borne = self.aggregator(workers, votes).bears(votes)
+        if borne is None and self.then.is_bounded:
+            return None
+        q = 0
+        while q < workers and spoilt_groups(workers, q + 1, self.r) <= (borne or 0):
+            q += 1
+        return q
+
     def check_groups(self, workers: int) -> None:
         """Raises ToleranceError where r must divide the workers, and does not."""
         if self.full and workers % self.r:
@@ -477,9 +495,9 @@ def approach(
         compat: fixed groups, and their form of Bulyan.
 
     Raises:
-        ValueError: there is no such approach or mode, it has no buckets, `worker_fail` is negative,
-            or it does not bear so many who lie: groups are too small for it, the mode says its own
-            f or knows none, or without groups it never bears as many.
+        ValueError: there is no such approach or mode, it has no groups or no buckets,
+            `worker_fail` is negative, or it does not bear so many who lie: groups are too small for
+            it, the mode says its own f or knows none, or without groups it never bears as many.
     """
     chosen = _APPROACH_ALIASES.get(name, name)
     if chosen not in APPROACHES:
@@ -492,6 +510,11 @@ def approach(
     if chosen != _DETOX and bucket_size:
         raise ValueError(
             f"buckets are of the approach detox. Received: bucket_size={bucket_size} with {name}"
+        )
+    if chosen == BASELINE and (vote is not None or fixed or group_size not in (None, 1)):
+        raise ValueError(
+            f"baseline has no groups that vote. Received: group_size={group_size}, vote={vote!r}, "
+            f"fixed={fixed}"
         )
     group_size = GROUP_SIZE if group_size is None else group_size
     vote = DIGEST if vote is None else vote

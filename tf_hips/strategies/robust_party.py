@@ -22,7 +22,7 @@ from tf_hips.ops.compressor import Compressor
 from tf_hips.ops.native import derive_seed
 from tf_hips.ps import rules
 from tf_hips.robust import Aggregator
-from tf_hips.robust.aggregator import why_unbounded
+from tf_hips.robust.bearing import why_nobody, why_unbounded
 from tf_hips.robust.codecs import why_noisy, why_not
 from tf_hips.strategies.gradients import Gradient, Summing
 from tf_hips.strategies.in_party import InParty
@@ -104,7 +104,9 @@ class RobustParty(InParty):
         if self.compression is not None:
             if why := why_not(rule, self.compression):
                 raise ValueError(why)
-            for told in (why_unbounded(rule), why_noisy(rule, self.compression.text)):
+            ranks = primitives.size()
+            weak = why_nobody(rule, ranks, "ranks") if ranks > 1 else None
+            for told in (weak, why_unbounded(rule), why_noisy(rule, self.compression.text)):
                 if told is not None:
                     log.warning("%s", told)
         if primitives.size() > 1:  # one rank alone trains as plain Keras does

@@ -22,7 +22,7 @@ from tf_hips.ps.rules.value import UpdateRule, parse
 from tf_hips.ps.terms.assignment import WHOLE, Shard
 from tf_hips.ps.terms.quorum import DROP, Quorum
 from tf_hips.ps.transport.wire import REFUSED_WEIGHT
-from tf_hips.robust import Aggregator, aggregator, codecs
+from tf_hips.robust import Aggregator, bearing, codecs
 from tf_hips.robust import votes as votes_of_signs
 from tf_hips.robust.codecs import why_not_sparse
 from tf_hips.robust.rows import lesser_median, totals
@@ -184,21 +184,48 @@ def borne(text: str, children: int, quorum: Quorum | None = None) -> str | None:
     return None if f is None else f"{f} of {n} {rows}"
 
 
-def why_weak(text: str, children: int) -> str | None:
-    """Why a rule with votes stands on one vote alone with so many children; None: it does not.
+def why_weak(text: str, children: int, quorum: Quorum | None = None) -> str | None:
+    """Why one child alone may spoil what a rule makes of so many; None: none can, or it was said.
+
+    It is said by `f=0`, by a mean without votes, and by the warning of a mean behind steps.
 
     Args:
         text: of any rule.
         children: how many there are.
+        quorum: when a round closes without some; None: it waits for all.
     """
     rule = parse(text)
-    if rule.votes is None or rule.votes.num_groups(children) > 1:
+    robust = rule.robust
+    if robust is None or rule.sketch is not None:
         return None
-    bears = (children - 1) // 2
+    if rule.votes is not None:
+        return _why_weak_votes(rule.votes, robust, children)
+    n, rows = children if quorum is None else quorum.least, "children in a round"
+    if rule.is_asynchronous:
+        n, rows = int(rule["k"]), "rows in a step"
+    return bearing.why_nobody(robust, n, rows, text=rule.text)
+
+
+def _why_weak_votes(voting: votes.Votes, robust: Aggregator, children: int) -> str | None:
+    """Why one child, or few, may spoil what comes of votes; None: less than half a group cannot."""
+    num_groups = voting.num_groups(children)
+    if num_groups == 1:
+        bears = (children - 1) // 2
+        return (
+            f"The parties vote in one group of {children}, so the rule behind the vote has one "
+            f"row, and {f'more than {bears}' if bears else 'any'} of them can spoil it. Groups of "
+            f"{voting.r} need more than {voting.r} parties; --group-size makes smaller ones"
+        )
+    try:
+        if voting.q is not None or voting.with_rule(robust).bears(children) != 0:
+            return None
+    except ToleranceError:
+        return None  # the run is refused, and says why
+    smallest = children % voting.r or voting.r
     return (
-        f"The parties vote in one group of {children}, so the rule behind the vote has one row, "
-        f"and {f'more than {bears}' if bears else 'any'} of them can spoil it. Groups of "
-        f"{rule.votes.r} need more than {rule.votes.r} parties; --group-size makes smaller ones"
+        f"The parties vote in {num_groups} groups, the smallest of {smallest}: one of them can "
+        f"spoil its vote, and {robust} behind the votes bears no spoilt one. Groups of 3 or more "
+        "whose size divides the parties bear one that lies"
     )
 
 
@@ -221,7 +248,7 @@ def why_unbounded(text: str) -> str | None:
         text: of any rule.
     """
     robust = parse(text).robust
-    return None if robust is None else aggregator.why_unbounded(robust)
+    return None if robust is None else bearing.why_unbounded(robust)
 
 
 def why_not(

@@ -139,7 +139,8 @@ class Server:
             self.address,
             ", ".join(self._config.parties),
         )
-        weak = why_weak(self._config.rule, len(self._config.parties)) if self._config.rule else None
+        rule, terms = self._config.rule, self._terms
+        weak = why_weak(rule, len(terms.parties), terms.quorum) if rule is not None else None
         if weak is not None:
             log.warning("%s", weak)
         self._own.look()

@@ -37,7 +37,7 @@ from tf_hips.ps.rounds.round import Rounds
 from tf_hips.ps.rounds.store import Store
 from tf_hips.ps.rules import parse
 from tf_hips.ps.rules.joint import Verdict
-from tf_hips.ps.rules.robust import OWN_REFUSAL, is_refused, why_noisy, why_unbounded
+from tf_hips.ps.rules.robust import OWN_REFUSAL, is_refused, why_noisy, why_unbounded, why_weak
 from tf_hips.ps.rules.updates import Updates
 from tf_hips.ps.rules.whole import Distances, rule_of
 from tf_hips.ps.session.members import Child, Members, Terms
@@ -88,7 +88,10 @@ class State:
         text = self.members.doubting_rule
         if text is None:
             return
-        for why in (why_unbounded(text), why_noisy(text, self.members.children[0].compression)):
+        terms, compression = self.members.terms, self.members.children[0].compression
+        is_new = terms.rule is None and terms.robust is None  # else the server began by saying it
+        weak = why_weak(text, len(terms.parties), terms.quorum) if is_new else None
+        for why in (weak, why_unbounded(text), why_noisy(text, compression)):
             if why is not None:
                 log.warning("%s", why)
 
