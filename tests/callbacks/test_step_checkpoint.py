@@ -237,3 +237,26 @@ def test_a_folder_of_another_run_is_refused(tmp_path):
     fit(tmp_path, every=8)
     with pytest.raises(ConfigError, match="with step 24"):
         fit(tmp_path, every=8)
+
+
+def test_a_checkpoint_that_cannot_be_deleted_is_told_once(tmp_path, monkeypatch, caplog):
+    from tf_hips.callbacks import checkpoint_folder
+
+    folder = checkpoint_folder.CheckpointFolder(tmp_path)
+    for step in (1, 2, 3):
+        folder.place(step).mkdir()
+
+    def refuse(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint_folder.shutil, "rmtree", refuse)
+        folder.prune(1)
+    [told] = [one.getMessage() for one in caplog.records]
+    gone = tmp_path / ".writing-deleted_1"
+    assert (
+        f"of step 1, or what is left of it, cannot be deleted (Permission denied: {gone})" in told
+    )
+    assert folder.steps() == [3]
+    folder.begin(3)
+    assert sorted(tmp_path.iterdir()) == [folder.place(3)]

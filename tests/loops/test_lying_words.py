@@ -42,7 +42,8 @@ def _read(gathered, parties, own_round=4):
 @pytest.mark.parametrize(
     "lie",
     [3, [4], [4, None], ["4", {}], [5, _fields], [4, {"steps": -1}], [4, {"words": {"x": 1}}],
-     [4, {"statistics": [1]}], [4, {"steps": 1 << 31}], [4, {"samples": 10**5000}]],
+     [4, {"statistics": [1]}], [4, {"steps": 1 << 31}], [4, {"samples": 10**5000}],
+     [4, {"samples": 2 * 10**15}]],
 )  # fmt: skip
 def test_a_party_that_says_what_no_worker_says_is_absent_and_named(lie):
     if isinstance(lie, list) and lie[1:] == [_fields]:

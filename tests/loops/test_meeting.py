@@ -24,7 +24,8 @@ def test_what_is_told_arrives():
 
 @pytest.mark.parametrize(
     "change",
-    [{"samples": -8}, {"steps": 2.0}, {"steps": True}, {"before": 1 << 60}, {"ends": 1},
+    [{"samples": -8}, {"samples": 10**15 + 1}, {"before": 2 * 10**15}, {"steps": 2.0},
+     {"steps": True}, {"before": 1 << 60}, {"ends": 1},
      {"statistics": "x"}, {"words": {"loss": float("nan")}}, {"words": 3}, {"more": 1}],
 )  # fmt: skip
 def test_what_no_worker_says_is_refused(change):
@@ -36,6 +37,16 @@ def test_what_no_worker_says_is_refused(change):
         Told.read(fields | change, "worker 2")
     with pytest.raises(ProtocolError, match="must have steps"):
         Told.read({name: value for name, value in fields.items() if name != "ends"})
+
+
+def test_a_party_claims_no_more_than_its_server_takes():
+    from tf_hips.loops.meeting import Told
+    from tf_hips.ps.transport.wire import MAX_WEIGHT, weight_from_text
+
+    most = Told.read(Told(3, 10**15, 10**15).fields)
+    meeting = _meeting([[most, most], [Told(3, 24)]])
+    assert weight_from_text(repr(meeting.weight(0))) == MAX_WEIGHT
+    assert meeting.party_shares() == [MAX_WEIGHT / (MAX_WEIGHT + 24), 24 / (MAX_WEIGHT + 24)]
 
 
 def _words(loop_of):

@@ -522,3 +522,29 @@ def test_a_damaged_snapshot_is_refused(folder: Folder) -> None:
         path.write_bytes(data[:cut])
         with pytest.raises(StateError, match="snapshot-000002"):
             content(folder)
+
+
+def test_what_cannot_be_deleted_is_told_once(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in (1, 2, 3):
+        started(Journal.begin(folder)).close()
+        assert folder.numbers("journal") == [number]
+    unlink = Path.unlink
+
+    def refuse(path: Path) -> None:
+        if path.name.startswith("journal-"):
+            raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+        unlink(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", refuse)
+        for _ in range(2):
+            started(Journal.begin(folder)).close()
+    told = [one.getMessage() for one in caplog.records]
+    assert told == [
+        f"{folder.file('journal', 3)} is not needed any more and cannot be deleted (Operation not "
+        "permitted). Further ones of run job are not told."
+    ]
+    started(Journal.begin(folder)).close()  # which can, and has all that was left
+    assert folder.numbers("journal") == [6]

@@ -227,3 +227,36 @@ def test_a_backup_of_before_has_the_number_alone():
     assert rounds.restored == 3
     rounds.deserialize(rounds.serialize())
     assert rounds.restored == 7
+
+
+def test_who_is_refused_behind_the_join_says_so():
+    """Others wait for whoever has joined, also where its constructor then raises."""
+    from tests.strategies.test_hierarchical_ps import serving
+    from tf_hips import HierarchicalPS, config
+
+    with serving("run", parties=("a",)) as server:
+        uplink = config.Uplink(server=server.address, site="a", deadline_s=20.0)
+        run = config.Run(run="run", uplink=uplink)
+        with pytest.raises(ConfigError, match="`robust_local` must be what server"):
+            HierarchicalPS(intra="ps", robust_local="median", config=run)
+        session = server._session
+        assert session.ended is not None
+        assert session.ended.startswith(
+            "Site `a` left the run: ConfigError: `robust_local` must be"
+        )
+
+
+def test_who_leaves_its_place_to_another_process_says_why():
+    from tests.strategies.test_hierarchical_ps import serving
+
+    with serving("run", parties=("a",)) as server:
+        strategy = come(server)
+        strategy.config = dataclasses.replace(strategy.config, comes_back=True)
+        strategy.close("ValueError: a gradient")
+        session = server._session
+        assert session.ended is None
+        assert session._away.reason(0) == "ValueError: a gradient"
+        again = come(server)
+        assert session._away.reason(0) is None
+        again.close("ValueError: before its first step")
+        assert session._away.reason(0) == "ValueError: before its first step"

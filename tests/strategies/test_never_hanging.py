@@ -65,7 +65,7 @@ def test_data_of_unequal_length_is_an_error_on_both_ranks():
 @pytest.mark.heavy
 @pytest.mark.timeout(240)
 def test_no_mistake_hangs(tmp_path):
-    _run(tmp_path, "caught_error", "death_in_a_ring")
+    _run(tmp_path, "caught_error", "death_in_a_ring", "other_rows")
 
 
 @pytest.mark.slow
@@ -94,7 +94,7 @@ def _case(folder):
     with strategy.scope():
         model = training.build()
     arrays = training.data(64)
-    if case != "death_in_a_ring":  # it has a model of its own
+    if case not in ("death_in_a_ring", "other_rows"):  # these have models of their own
         training.fit(model, arrays)
     cases = {
         "unequal_loops": _unequal_loops,
@@ -102,6 +102,7 @@ def _case(folder):
         "caught_error": _caught_error,
         "normal_end": _normal_end,
         "death_in_a_ring": _death_in_a_ring,
+        "other_rows": _other_rows,
         "late": _late,
     }
     cases[case](strategy, model, arrays, primitives.rank(), Path(folder) / case)
@@ -202,6 +203,38 @@ def _other_order(strategy, model, arrays, rank, done):
     told = error if rank else _error(ProtocolError, attempt=attempts[1])
     assert "rank 0 waits in the sum of a float32[2]" in str(told)
     assert "rank 1 in numbers of all ranks" in str(told)
+
+
+def _other_rows(strategy, model, arrays, rank, done):
+    """Rank 1 alone hands over a dense gradient, as all have done in a step before."""
+    import keras
+    import tensorflow as tf
+
+    from tf_hips.errors import ProtocolError
+
+    with strategy.scope():
+        tables = [tf.Variable(tf.zeros([9, 2]), name=name) for name in ("words", "users")]
+        optimizer = keras.optimizers.Adam()
+
+    def step(indices, *are_rows):
+        rows = tf.IndexedSlices(tf.ones([2, 2]), indices, tf.constant([9, 2]))
+        optimizer.apply_gradients(
+            (rows if is_rows else tf.ones([9, 2]), table)
+            for is_rows, table in zip(are_rows, tables, strict=True)
+        )
+
+    def run(*are_rows):
+        strategy.run(step, (tf.constant([1, 2]), *are_rows))
+
+    for words in (True, False, True):
+        run(words, True)
+    _error(
+        ProtocolError,
+        "rank 0 waits in the sum of the gradients of words and 1 more, 0 (words), 1 (users) as ",
+        "rank 1 in the sum of the gradients of words and 1 more, 1 (users) as rows",
+        "none can go on. Hand over the gradient of a variable alike on all ranks",
+        attempt=lambda: run(rank == 0, True),
+    )
 
 
 def _caught_error(strategy, model, arrays, rank, done):

@@ -10,7 +10,6 @@ Invariant: a folder gets its name after everything inside is on the disk. So a c
 or not there, and one that is not whole was damaged on its way here. It imports no TensorFlow.
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import json
@@ -21,7 +20,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tf_hips import config
+from tf_hips import config, log
 from tf_hips.callbacks.folder import sync
 from tf_hips.errors import ConfigError
 
@@ -60,6 +59,7 @@ class CheckpointFolder:
     def __init__(self, directory: str | Path) -> None:
         """Looks at `directory`, which need not exist."""
         self.path = Path(directory)
+        self._has_warned = False
 
     def steps(self) -> list[int]:
         """Steps of all checkpoints, in their order; none where the directory is not there."""
@@ -168,13 +168,23 @@ class CheckpointFolder:
             raise
 
     def prune(self, keep: int) -> None:
-        """Deletes all but the last `keep` checkpoints."""
+        """Deletes all but the last `keep` checkpoints, as it can; what stays is told once."""
         for step in self.steps()[:-keep]:
             # Under its old name it would be seen without its weights.
             gone = self.path / f"{_WRITING}deleted_{step}"
-            with contextlib.suppress(OSError):
+            try:
                 self.place(step).rename(gone)
                 shutil.rmtree(gone)
+            except FileNotFoundError:
+                pass  # whoever follows the folder may delete it, too
+            except OSError as error:
+                if not self._has_warned:
+                    self._has_warned = True
+                    log.warning(
+                        "The checkpoint of step %d, or what is left of it, cannot be deleted (%s: "
+                        "%s). Further ones of %s are not told.",
+                        step, error.strerror or error, error.filename, self.path,
+                    )  # fmt: skip
 
     def read(self, step: int) -> Checkpoint:
         """A checkpoint, whose weights were compared with what was written.

@@ -38,6 +38,12 @@ _CALL_ALIKE = (
     "All workers must call the same methods of Keras (`fit`, `evaluate`, `train_on_batch`), with "
     "the same number of steps; what one does alone belongs inside `with tf_hips.local():`."
 )
+AS_ROWS = " as rows"
+"""How the text of a sum ends that says which gradients this rank hands over as rows."""
+_ROWS_ALIKE = (
+    "Hand over the gradient of a variable alike on all ranks, as rows (`tf.IndexedSlices`) or "
+    "dense (`tf.convert_to_tensor`); a rank that looked nothing up has rows, none of them."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,16 +231,25 @@ def _is_busy(view: View) -> bool:
 def _deadlock(rank: int, own: State, views: Mapping[int, View], others: list[int]) -> Verdict:
     parts = [f"rank {rank} waits in {_wait_text(own)}"]
     seen = {own.wait.key if own.wait else ""}
+    texts = [own.wait.text if own.wait else ""]
     for other in others:
         state = views[other].state
         if state is not None and state.wait is not None and state.wait.key not in seen:
             seen.add(state.wait.key)
+            texts.append(state.wait.text)
             parts.append(f"rank {other} in {_wait_text(state)}")
     return Verdict(
         "protocol",
         "All ranks must come to the same collectives in the same order. Received: "
-        f"{', '.join(parts)}, and none can go on. {_SAME_ORDER}",
+        f"{', '.join(parts)}, and none can go on. {_order_remedy(texts)}",
     )
+
+
+def _order_remedy(texts: list[str]) -> str:
+    """What helps ranks that wait in different collectives, of one sum or of several."""
+    sums = {text.partition(", ")[0] for text in texts}
+    are_rows = all(text.endswith(AS_ROWS) for text in texts)
+    return _ROWS_ALIKE if are_rows and len(sums) == 1 and len({*texts}) > 1 else _SAME_ORDER
 
 
 def _departure(left: list[int], views: Mapping[int, View]) -> str:

@@ -16,11 +16,12 @@ from typing import Any
 
 from tf_hips.errors import ProtocolError
 from tf_hips.loops.bearing import Bearing
+from tf_hips.ps.transport.wire import MAX_WEIGHT
 from tf_hips.robust.rows import lesser_median
 
 SAMPLES, UNIFORM, WORKERS = "samples", "uniform", "workers"
 WEIGHTINGS = (SAMPLES, UNIFORM, WORKERS)
-_MOST = 1 << 53  # of a number of rows, and of most numbers that loops add
+_MOST = 1 << 53  # of most numbers that loops add
 _MOST_STEPS = (1 << 31) - 1
 _SHOWN = 80  # characters of what somebody has sent
 
@@ -116,10 +117,12 @@ class Told:
         is_right = isinstance(fields, dict) and fields.keys() == known.keys()
         is_right = is_right and all(_is_a(known[one].type, fields[one]) for one in known)
         is_right = is_right and fields["steps"] <= _MOST_STEPS
+        # A server takes no greater weight. Said here, all hear it and not only who would send it.
+        is_right = is_right and max(fields["samples"], fields["before"]) <= MAX_WEIGHT
         if not is_right:
             raise ProtocolError(
-                f"What {who} says in a meeting must have {', '.join(known)}, with numbers from 0 "
-                f"to 2^53, steps below 2^31. Received: {shown(fields, 200)}"
+                f"What {who} says in a meeting must have {', '.join(known)}, with rows from 0 to "
+                f"{MAX_WEIGHT:g}, steps below 2^31. Received: {shown(fields, 200)}"
             )
         if vocabulary is not None:
             check_words(fields["words"], who, vocabulary)
@@ -277,7 +280,7 @@ class Meeting:
         counted = [self._would_count(party, worker) for worker in range(len(told))]
         if self.weighting == SAMPLES:
             rows = [one.before + one.samples * c for one, c in zip(told, counted, strict=True)]
-            return float(sum(rows))
+            return min(float(sum(rows)), MAX_WEIGHT)
         number = sum(c or one.before > 0 for one, c in zip(told, counted, strict=True))
         return float(number > 0) if self.weighting == UNIFORM else float(number)
 

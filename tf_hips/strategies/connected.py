@@ -68,7 +68,7 @@ class ConnectedStrategy(GroupedStrategy):
             )
 
     def _leave(self, client: Connection, reason: str | None, error: BaseException | None) -> None:
-        """Leaves the run; only goes where another process can take this one's place.
+        """Leaves the run; where another process can take this one's place says why it goes.
 
         Args:
             client: the connection.
@@ -84,7 +84,7 @@ class ConnectedStrategy(GroupedStrategy):
                     "goes on without it: start it again as it must be, before the server gives "
                     "this site up (`--lost-after`)."
                 )
-            client.close()
+            client.away(reason)
             return
         client.leave(reason)
         places.leave(self.config)

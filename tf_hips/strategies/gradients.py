@@ -25,6 +25,7 @@ from tf_hips.comm.compressed import MakeVariable
 from tf_hips.comm.plan import LARGE_TABLE_ROWS
 from tf_hips.comm.sparse import is_small, sparse_sum
 from tf_hips.comm.staged import Reducer
+from tf_hips.comm.verdicts import AS_ROWS
 from tf_hips.errors import NonFiniteError, ProtocolError
 from tf_hips.ops.flow import all_finite, finite, on_gpu, opaque
 from tf_hips.strategies.failures import Failures
@@ -146,6 +147,7 @@ class GradientSum:
         more = f" and {len(gradients) - 1} more" if len(gradients) > 1 else ""
         first = gradients[0].name if gradients else "nothing"
         self.description = f"the sum of the gradients of {first}{more}"
+        self._as_rows = ""  # how this rank hands over those that may be sparse, for a reader
 
     def __call__(self, values: Sequence[Summable], optimizer: Any) -> list[Summable]:
         """Sums `values` over the workers and counts the step.
@@ -202,6 +204,12 @@ class GradientSum:
         if self._is_alone:
             return
         found = sparse_places(values, self.gradients, self._sparse, optimizer)
+        # Where one rank alone goes from one kind to another that all know, it compares nothing: by
+        # these words what waits for it is told apart from what it waits for.
+        if self._sparse:
+            names = [f"{place} ({self.gradients[place].name})" for place in found[:5]]
+            more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+            self._as_rows = f", {', '.join(names) or 'none'}{more}{AS_ROWS}"
         if self._agreed and found not in self._agreed:
             place = min(set(found) ^ set(self._agreed[-1]))
             now, before = ("as rows", "dense") if place in found else ("dense", "as rows")
@@ -245,7 +253,7 @@ class GradientSum:
             sums.extend(self(values, optimizer))
             return [part for total in sums for part in _parts(total)]
 
-        parts = iter(turns(compute, label=self.description))
+        parts = iter(turns(compute, label=f"{self.description}{self._as_rows}"))
         return [
             tf.IndexedSlices(next(parts), next(parts), total.dense_shape)
             if isinstance(total, tf.IndexedSlices)

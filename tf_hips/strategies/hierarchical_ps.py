@@ -212,8 +212,13 @@ class HierarchicalPS(ConnectedStrategy):
                     '`nonfinite` must be "raise" or "zero" with an uplink: a server refuses what '
                     "is not finite. Received: nonfinite='propagate'"
                 )
-            self._join(wanted)
-            self._sit_down(self.welcome, self._connected)
+            try:
+                self._join(wanted)
+                self._sit_down(self.welcome, self._connected)
+            except BaseException as error:
+                if self.client is not None:  # it has joined, and the others wait for it
+                    self._leave(self.client, f"{type(error).__name__}: {error}", error)
+                raise
             self.beginning.meetings.first_sync = self._first_sync
             self.beginning.meetings.next_sync = functools.partial(further.meeting, self)
             exits.watch()
@@ -274,15 +279,15 @@ class HierarchicalPS(ConnectedStrategy):
             above = None if self.above is None else self.above.text
             down = SAME if self._has_same_down else self._down.text
             welcome = client.join(self._up.text, down, self.config.seed, rule, above)
-            check_local(self._robust_local, welcome, uplink.server)
         except BaseException as error:
             client.close()  # gRPC waits for a channel left open when the process ends, for ever
             was_there = places.told_of(self.config)
             if was_there and isinstance(error, PeerError):
                 raise PeerError(f"{error}{was_there}") from error
             raise
-        self.client = client
+        self.client, self.welcome = client, welcome
         places.take(self.config, client)
+        check_local(self._robust_local, welcome, uplink.server)
         facts = dataclasses.asdict(welcome)
         self.write_event("joined", seconds=time.monotonic() - began, **facts)
         return facts

@@ -9,6 +9,7 @@
     BackedUp                                    where the caller could come back to, JSON
     WantBackup, GiveBackup                      a backup of another child down, one's own up
     Failed                                      a step of the caller ended with an error, JSON
+    Away                                        the caller's process ends, another may come, JSON
     Status                                      what the run is doing, JSON; also for operators
     Pace                                        how many local steps to take (`pacing`), JSON
     Seat, Replica                               of children that vote (`seat`), JSON
@@ -102,6 +103,7 @@ class Calls:
             "WantBackup": many(stream(self._want_backup)),
             "GiveBackup": one(unary(self._give_backup, has_stream=True)),
             "Failed": one(unary(self._fail)),
+            "Away": one(unary(self._note_away)),
             SEAT: one(unary(seat.seat)),
             REPLICA: one(unary(seat.replica)),
             METHOD: many(stream(self._pacing.serve)),
@@ -282,6 +284,13 @@ class Calls:
             self._host.has_failed(session, call.site, text)
         if is_written:
             self._events.write("failed", child=caller.child, child_site=call.site, text=text[:1000])
+        return b""
+
+    def _note_away(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
+        reason = shortened(wire.from_json(request, reason=str)["reason"])
+        if session.away(caller, reason):
+            self._events.write("away", child=caller.child, child_site=call.site, reason=reason)
+            log.warning("The process of site %s has ended with %s", call.site, reason)
         return b""
 
     def _gather(

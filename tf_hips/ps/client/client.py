@@ -47,6 +47,7 @@ from tf_hips.ps.transport.sockets import WireBytes, is_loopback, split_address
 
 # Seconds that a client waits for longer than the server: its answer has to travel.
 _MARGIN_S = 10.0
+_AWAY_S = 2.0  # who waits learns what has become of it anyway
 _LEAVE_S = 10.0
 # The same of a server that keeps its runs: started again, it must hear who has left.
 _LEAVE_DURABLE_S = 60.0
@@ -488,6 +489,23 @@ class Client:
             log.warning(
                 "That a step failed was not heard by %s: %s", self._uplink.server, detail(error)
             )
+
+    def away(self, reason: str) -> None:
+        """Says why this process ends where another one may take its place; closes the connection.
+
+        The others hear it, and for how long they wait. A server that cannot be reached finds that
+        the connection has ended.
+        """
+        try:
+            if self._welcome is not None and not self.link.is_closed and self.link.ended is None:
+                timeout_s = min(self._uplink.deadline_s, _AWAY_S)
+                self.link.once("Away", wire.to_json(reason=reason[:1000]), 0, timeout_s)
+        except (grpc.RpcError, TfHipsError) as error:
+            log.warning(
+                "Why this process ends was not heard by %s: %s", self._uplink.server, detail(error)
+            )
+        finally:
+            self.close()
 
     def leave(self, reason: str | None = None) -> None:
         """Leaves the run and closes the connection; with a reason, the run ends for all.

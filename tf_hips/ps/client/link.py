@@ -25,7 +25,7 @@ from tf_hips.ps.client.patience import Patience
 from tf_hips.ps.security import expiry, tls
 from tf_hips.ps.security.diagnosis import diagnose
 from tf_hips.ps.transport import keepalive, wire
-from tf_hips.ps.transport.news import TICK, Request, Tick, news_from_message
+from tf_hips.ps.transport.news import TICK, Notice, Request, Tick, news_from_message
 from tf_hips.ps.transport.sockets import Meter
 from tf_hips.ps.transport.wire import Call
 
@@ -75,6 +75,7 @@ class Link:
         self.ended: str | None = None
         self.on_end: Callable[[], None] | None = None  # called once `ended` is set, by any thread
         self.on_request: Callable[[Request], None] | None = None  # may not wait
+        self.on_notice: Callable[[str], None] | None = None  # gets what is said of others, too
         self._error: type[TfHipsError] = PeerError  # what `ended` is raised as
         self.meter = Meter(*address)
         self._uplink = uplink
@@ -383,6 +384,11 @@ class Link:
                     for message in stream:
                         news = news_from_message(message)
                         if isinstance(news, Tick):
+                            continue
+                        if isinstance(news, Notice):
+                            log.warning("%s", news.text)
+                            if self.on_notice is not None:
+                                self.on_notice(news.text)
                             continue
                         if isinstance(news, Request):
                             if self.on_request is not None:

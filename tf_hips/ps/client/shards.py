@@ -228,6 +228,12 @@ class ShardedClient:
         """
         self._all(lambda client: client.failed(text))
 
+    def away(self, reason: str) -> None:
+        """Says to every shard why this process ends; see `Client.away`."""
+        with self._lock:
+            self._is_leaving = True
+        self._all(lambda client: client.away(reason))
+
     def leave(self, reason: str | None = None) -> None:
         """Leaves the run at every shard, also where one cannot be reached; see `Client.leave`."""
         with self._lock:

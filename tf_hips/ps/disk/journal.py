@@ -22,6 +22,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from tf_hips import log
 from tf_hips.errors import ConfigError, StateError
 from tf_hips.ps.disk.file_format import RECORD, Facts, Header, Reader, to_mark, to_record
 from tf_hips.ps.transport.wire import Buffer
@@ -46,6 +47,7 @@ class Folder:
         """
         self.path = Path(base) / facts.run
         self.facts = facts
+        self._has_warned = False
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.path.chmod(0o700)
@@ -135,7 +137,7 @@ class Folder:
     def remove_before(self, number: int) -> None:
         """Deletes what a state that begins with `number` does not need.
 
-        What cannot be deleted counts no more, and is tried again the next time.
+        What cannot be deleted counts no more, is told once, and is tried again the next time.
 
         Raises:
             OSError: names cannot be made durable.
@@ -145,9 +147,28 @@ class Folder:
         used = [f".{what}-{number:06d}" for what in kinds]
         old += [path for path in self.path.glob(".*-*") if path.name not in used]
         for path in old:
-            with contextlib.suppress(OSError):
-                path.unlink()
+            self.delete(path)
         self.sync()
+
+    def delete(self, path: Path) -> None:
+        """Deletes a file that nobody needs, as far as it can be.
+
+        The first one that stays is told: such a folder grows until the disk is full.
+        """
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            if not self._has_warned:
+                self._has_warned = True
+                log.warning(
+                    "%s is not needed any more and cannot be deleted (%s). Further ones of run %s "
+                    "are not told.",
+                    path,
+                    error.strerror or error,
+                    self.facts.run,
+                )
 
 
 class Recovery:

@@ -72,7 +72,7 @@ class PastOnDisk(Past):
             with contextlib.suppress(OSError):
                 for path in self._paths():
                     if path not in known:
-                        path.unlink()
+                        self._folder.delete(path)
             self._drop_empty()
             for number, results in list(self._rounds.items()):
                 if number in self._bytes:  # else writing has failed, and all were forgotten
@@ -236,8 +236,7 @@ class PastOnDisk(Past):
             if file.num_rounds == 0 and file is not self._open:
                 self._files.remove(file)
                 self._unsynced.discard(file)
-                with contextlib.suppress(OSError):
-                    file.path.unlink()
+                self._folder.delete(file.path)
 
 
 def _read_round(place: _Place, number: int) -> Results:

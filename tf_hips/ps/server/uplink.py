@@ -170,6 +170,7 @@ class Upper:
             place, leaves = members.place, members.leaves
         client = self._make_client()
         client.on_end(lambda: self._hear(client))
+        client.link.on_notice = session.pass_on
         with session.changed:
             if self._is_done:
                 return

@@ -16,6 +16,7 @@
     waiting       calls that wait for other children, and the end of the run
     moves         whether anything goes on, which buys them time
     departing     how children leave or are lost, and whether the others go on
+    away          why processes have ended in whose place others may come, and who hears it
     comeback      another process of a site takes over from one that was killed
     ahead         whether a child is further than what was restored: a state that is older
     handover      backups, from a site that has one to a site that has lost its own

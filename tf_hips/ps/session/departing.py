@@ -4,6 +4,8 @@
     in peace                      nobody waits for it any more
     with a reason, or lost        the run ends for all; with a quorum, or in asynchronous rounds,
                                   for that child alone
+    its process ends, and another
+    one may come                  the others are told, and wait until it is lost
 
 Part of a session, and under its lock.
 """
@@ -13,6 +15,7 @@ from collections.abc import Iterable
 
 from tf_hips import log
 from tf_hips.errors import PeerError, ProtocolError, TfHipsError, left_the_run, reason_of_end
+from tf_hips.ps.session.away import Away
 from tf_hips.ps.session.closing import Closing
 from tf_hips.ps.session.comeback import Comeback
 from tf_hips.ps.session.members import Caller, Members, Terms
@@ -27,6 +30,7 @@ class Departing:
 
     # Set by `Session`:
     changed: threading.Condition
+    _away: Away
     _closing: Closing | None
     _comeback: Comeback
     _members: Members
@@ -70,6 +74,29 @@ class Departing:
                 )
             if self._closing is not None:
                 self._closing.look_soon()
+            self.changed.notify_all()
+
+    def away(self, caller: Caller, reason: str) -> bool:
+        """Notes why the process of a child ends, in whose place another may come.
+
+        The others are told; that the connection ends is noticed as always.
+
+        Returns:
+            Whether it is news that may be written.
+        """
+        with self.changed:
+            self._waiting.check(caller)
+            self._members.known(caller)
+            is_news = self._away.note(caller.child, reason)
+            self.changed.notify_all()
+            return is_news
+
+    def pass_on(self, text: str) -> None:
+        """Tells all children what the server above has told."""
+        with self.changed:
+            for child, one in self._members.children.items():
+                if not one.has_left:
+                    self._away.tell(child, text)
             self.changed.notify_all()
 
     def end(self, reason: str, error: type[TfHipsError] = PeerError) -> None:
@@ -118,6 +145,9 @@ class Departing:
             f"Site `{self._site(child)}` was lost: its connection closed and it did not come back "
             f"within {self._terms.lost_after_s:g} s."
         )
+        why = self._away.reason(child)
+        if why is not None:
+            reason = f"{reason} Its process had ended with {why}."
         if not self._let_go(child, reason):
             self._end_unless_others(child, reason)
             return

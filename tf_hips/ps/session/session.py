@@ -38,6 +38,7 @@ from tf_hips.log import Tell
 from tf_hips.ps.rounds.asynchronous import AsynchronousStore
 from tf_hips.ps.rounds.store import Store
 from tf_hips.ps.session.ahead import Ahead
+from tf_hips.ps.session.away import Away
 from tf_hips.ps.session.closing import Closing
 from tf_hips.ps.session.comeback import Comeback
 from tf_hips.ps.session.departing import Departing
@@ -56,7 +57,7 @@ from tf_hips.ps.terms.quorum import Clock, SystemClock
 from tf_hips.ps.terms.recorder import Entry, Kind, Recorder
 from tf_hips.ps.terms.tree import Place
 from tf_hips.ps.transport import wire
-from tf_hips.ps.transport.news import News, Request, Tick
+from tf_hips.ps.transport.news import News, Notice, Request, Tick
 from tf_hips.ps.transport.parcel import Held
 
 # Failures of a child in one round that are written down.
@@ -87,6 +88,7 @@ class Session(Departing):
         self._recorder = recorder if recorder is not None else Recorder()
         self._state = State(terms, self.changed, self._recorder)
         self._members = self._state.members
+        self._away = Away(self._members)
         self._presence = Presence(self.changed, terms.lost_after_s, self._lose)
         self._waiting = Waiting(self.changed, self._members, self._note_end)
         self._closing: Closing | None = None
@@ -350,8 +352,8 @@ class Session(Departing):
             tick_s: seconds from one `Tick` to the next; None: there are none.
 
         Yields:
-            What the child is asked for, and ticks; at the end why the run has ended, if it has,
-            and the error of it; the child counts as told when it asks for more.
+            What the child is asked for, notices, and ticks; at the end why the run has ended, if it
+            has, and the error of it; the child counts as told when it asks for more.
 
         Raises:
             ProtocolError: the child is not in this run.
@@ -395,8 +397,8 @@ class Session(Departing):
 
     def _next_request(
         self, caller: Caller, child: Child, tick_s: float | None
-    ) -> Request | Tick | None:
-        """What a child is asked for next; None: it is there no more, or the run has ended."""
+    ) -> Request | Tick | Notice | None:
+        """What a child is asked for or told next; None: it is gone, or the run has ended."""
         handover = self.handover
         with self.changed:
             is_due = self.changed.wait_for(
@@ -404,6 +406,7 @@ class Session(Departing):
                     self.ended is not None
                     or child.has_left
                     or caller.is_gone
+                    or self._away.has_notice(caller.child)
                     or handover.has_request(caller.child)
                 ),
                 tick_s,
@@ -411,7 +414,11 @@ class Session(Departing):
             if not is_due:
                 return Tick()
             is_on = self.ended is None and not child.has_left and not caller.is_gone
-            return handover.next_request(caller.child) if is_on else None
+            if not is_on:
+                return None
+            if self._away.has_notice(caller.child):
+                return self._away.next_notice(caller.child)
+            return handover.next_request(caller.child)
 
     def _note_backup(self, caller: Caller | None, number: int) -> None:
         """A message of a backup has gone to `caller`, or to the server above."""
@@ -451,7 +458,8 @@ class Session(Departing):
         return child
 
     def _find(self, child: int) -> None:
-        """A child that was lost calls again."""
+        """A child that was lost, or whose process had ended, calls again."""
+        self._away.look(child)
         if self._closing is not None and self._members.children[child].is_lost:
             self._closing.find(child)
         if self._closing is not None and child in self._told:

@@ -28,8 +28,19 @@ class Tick:
     """Nothing new: the server is there (`keepalive`)."""
 
 
-News = Request | Tick | tuple[str, type[TfHipsError]]
-"""What a child hears over its `Watch`: what it is asked for, or why the run has ended."""
+@dataclasses.dataclass(frozen=True)
+class Notice:
+    """Something about others for the child's log; the run goes on.
+
+    Attributes:
+        text: a line.
+    """
+
+    text: str
+
+
+News = Request | Tick | Notice | tuple[str, type[TfHipsError]]
+"""What a child hears over its `Watch`: what it is asked for, a notice, or why the run has ended."""
 
 TICK = b""
 """A `Tick` as it travels, and what a child sends over its `Watch` to show that it is there."""
@@ -39,6 +50,8 @@ def news_to_message(news: News) -> bytes:
     """As it travels."""
     if isinstance(news, Tick):
         return TICK
+    if isinstance(news, Notice):
+        return wire.to_json(notice=news.text)
     if isinstance(news, Request):
         return wire.to_json(
             ticket=news.ticket,
@@ -62,6 +75,8 @@ def news_from_message(message: bytes) -> News:
         fields = wire.from_json(message, ticket=str, parcel=str, bytes=int, workers=int)
         held = Held.told(fields["parcel"], fields["bytes"])
         return Request(fields["ticket"], held, fields["workers"])
+    if b'"notice"' in message[:20]:
+        return Notice(wire.from_json(message, notice=str)["notice"])
     fields = wire.from_json(message, reason=str, error=str)
     is_dispute = fields["error"] == ProtocolError.__name__
     return fields["reason"], ProtocolError if is_dispute else PeerError
