@@ -199,8 +199,10 @@ constexpr Writer kWriters[] = {
 #if defined(__AVX512F__)
     {"w64 late", WriteLate64},
 #endif
-    {"w16", Write<16, Ask::kNothing>},     {"w64", Write<64, Ask::kNothing>},
-    {"w16 lines", Write<16, Ask::kLines>}, {"w64 lines", Write<64, Ask::kLines>},
+    {"w16", Write<16, Ask::kNothing>},
+    {"w64", Write<64, Ask::kNothing>},
+    {"w16 lines", Write<16, Ask::kLines>},
+    {"w64 lines", Write<64, Ask::kLines>},
     {"w memset", Set},
 #if defined(__x86_64__)
     {"w rep", SetByString},

@@ -89,14 +89,13 @@ class Robust:
                 "`rule` excludes `approach` and DETOX's modes, which make one. Received: "
                 f"rule={self.rule}, approach={self.approach}, mode={self.aggregation}"
             )
-        chosen = self.detox()
-        is_grouped = self._approach != BASELINE and chosen is not None
         for name in OF_GROUPS:
-            if getattr(self, name) and not is_grouped:
+            if getattr(self, name) and self._approach == BASELINE:
                 raise ConfigError(
                     f"`{name}` is for `approach` maj_vote and detox. Received: "
                     f"{name}={getattr(self, name)}, approach={self.approach}"
                 )
+        chosen = self.detox()
         if self.placement != RANDOM and (
             self.simulated_workers is None or chosen is None or chosen.r == 1
         ):
