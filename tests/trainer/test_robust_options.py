@@ -285,7 +285,7 @@ REFUSED = [
     (["--redraw"], "`redraw` is about liars"),
     (["--q", "1", "--label-flip", "--redraw"], "who lies must stay the same"),
     (["--group-size", "3"], "`group_size` is for `approach` maj_vote and detox"),
-    (["--approach", "baseline", "--bucket-size", "3"], "buckets are of the approach detox"),
+    (["--approach", "baseline", "--bucket-size", "3"], "`bucket_size` is for `approach` detox"),
     (["--approach", "maj_vote", "--bucket-size", "3"], "buckets are of the approach detox"),
     (["--rule", "median", "--approach", "baseline"], "`rule` excludes `approach`"),
     (["--rule", "median", "-m", "krum"], "`rule` excludes `approach` and DETOX's modes"),

@@ -91,8 +91,9 @@ class Robust:
             )
         for name in OF_GROUPS:
             if getattr(self, name) and self._approach == BASELINE:
+                having = "detox" if name == "bucket_size" else "maj_vote and detox"
                 raise ConfigError(
-                    f"`{name}` is for `approach` maj_vote and detox. Received: "
+                    f"`{name}` is for `approach` {having}. Received: "
                     f"{name}={getattr(self, name)}, approach={self.approach}"
                 )
         chosen = self.detox()
