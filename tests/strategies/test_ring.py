@@ -203,6 +203,17 @@ def test_mistakes_are_errors_on_all_ranks():
     with pytest.raises(ValueError, match="optimizer made under CompressedRing"):
         training.fit(model, own)
 
+    # Compiled again outside of it, or not at all.
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"call `compile` inside `strategy\.scope\(\)`, each time"):
+        training.fit(model, own)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+    not_compiled = r"must be compiled inside `strategy\.scope\(\)`.*`compile` was not called"
+    for train in (training.fit, lambda model, own: model.train_on_batch(*own)):
+        with pytest.raises(ValueError, match=not_compiled):
+            train(model, own)
+
     # Layers that get variables of their own outside of the scope, under an optimizer with slots.
     with strategy.scope():
         model = training.build()

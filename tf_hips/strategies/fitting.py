@@ -320,6 +320,11 @@ def _flat(callbacks: Any) -> list[Any]:
 
 
 def _check(model: keras.Model, strategy: "PartyStrategy") -> None:
+    if not model.compiled:  # Keras says so later, and has no optimizer to look at before
+        raise ValueError(
+            f"The model `{model.name}` must be compiled inside `strategy.scope()` before it "
+            "trains. Received: a model on which `compile` was not called"
+        )
     if model.jit_compile is True:
         raise ValueError(
             "`jit_compile` must be False under a strategy of tf_hips: collectives have no XLA "
@@ -330,7 +335,8 @@ def _check(model: keras.Model, strategy: "PartyStrategy") -> None:
         if made_in is not strategy and optimizer is not None:
             raise ValueError(
                 f"The optimizer of `{model.name}` must be made inside the scope of the model's "
-                f"strategy. Received: an optimizer made under {type(made_in).__name__}"
+                "strategy; so call `compile` inside `strategy.scope()`, each time. Received: an "
+                f"optimizer made under {type(made_in).__name__}"
             )
 
 
