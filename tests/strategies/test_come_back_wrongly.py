@@ -246,6 +246,28 @@ def test_who_is_refused_behind_the_join_says_so():
         )
 
 
+def test_who_comes_back_and_is_refused_among_votes_leaves_the_run_to_the_next(monkeypatch, caplog):
+    from tests.strategies.test_hierarchical_ps import serving
+    from tf_hips.strategies import grouped
+
+    def refuse():
+        raise ProtocolError("other libraries")
+
+    with serving("run", parties=("a",), rule="detox(r=1) >> mean") as server:
+        first = come(server)
+        first.client.close()  # as one that is killed
+        with monkeypatch.context() as patched:
+            patched.setattr(grouped, "replica_facts", refuse)
+            with pytest.raises(ProtocolError, match="other libraries"):
+                come(server)
+        session = server._session
+        assert "The run goes on without it" in caplog.text
+        assert session.ended is None
+        assert not session._members.children[0].has_left
+        assert session._away.reason(0) == "ProtocolError: other libraries"
+        come(server).close()
+
+
 def test_who_leaves_its_place_to_another_process_says_why():
     from tests.strategies.test_hierarchical_ps import serving
 
