@@ -20,7 +20,7 @@ from tf_hips.ps.session.members import Caller, Terms
 from tf_hips.ps.session.session import Session
 from tf_hips.ps.terms.assignment import Shard
 from tf_hips.ps.terms.quorum import Quorum
-from tf_hips.ps.transport.news import Notice, news_from_message, news_to_message
+from tf_hips.ps.transport.news import Notice, Tick, news_from_message, news_to_message
 
 PATIENCE_S = 10.0
 GONE = "The process of site `b` has ended with ValueError: a rate. Another one has 60 s to take its"
@@ -127,6 +127,20 @@ def test_one_of_several_shards_tells_it() -> None:
         second._lose(1)
     assert second.ended is not None
     assert second.ended.endswith("Its process had ended with ValueError: a rate.")
+
+
+def test_a_connection_that_may_be_dead_takes_no_notice(session: Session) -> None:
+    first = session.watch(caller(0), 0.01)
+    assert next(first) == Tick()
+    second = session.watch(caller(0), 0.01)
+    assert next(second) == Tick()
+    session.away(caller(1), "ValueError: a rate.")
+    session.away(caller(2), "ValueError: a rate.")
+    assert next(first) == Tick()
+    assert isinstance(next(second), Notice)
+    second.close()  # type: ignore[attr-defined]
+    assert isinstance(next(first), Notice)
+    first.close()  # type: ignore[attr-defined]
 
 
 def test_who_has_left_is_waited_for_no_more(session: Session) -> None:
