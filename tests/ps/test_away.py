@@ -5,17 +5,22 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import grpc
 import pytest
 
 from tests.ps.parties import DEADLINE_S, parties, serving, train_all
 from tests.support.certs import Certificates
 from tests.support.eventually import eventually
+from tf_hips.config import Uplink
 from tf_hips.errors import PeerError, ProtocolError
+from tf_hips.ps import rules
+from tf_hips.ps.client.client import Client
 from tf_hips.ps.session import away
 from tf_hips.ps.session.members import Caller, Terms
 from tf_hips.ps.session.session import Session
 from tf_hips.ps.terms.assignment import Shard
-from tf_hips.ps.transport.news import Notice, news_from_message, news_to_message
+from tf_hips.ps.terms.quorum import Quorum
+from tf_hips.ps.transport.news import Notice, Tick, news_from_message, news_to_message
 
 PATIENCE_S = 10.0
 GONE = "The process of site `b` has ended with ValueError: a rate. Another one has 60 s to take its"
@@ -122,6 +127,69 @@ def test_one_of_several_shards_tells_it() -> None:
         second._lose(1)
     assert second.ended is not None
     assert second.ended.endswith("Its process had ended with ValueError: a rate.")
+
+
+def test_a_connection_that_may_be_dead_takes_no_notice(session: Session) -> None:
+    first = session.watch(caller(0), 0.01)
+    assert next(first) == Tick()
+    second = session.watch(caller(0), 0.01)
+    assert next(second) == Tick()
+    session.away(caller(1), "ValueError: a rate.")
+    session.away(caller(2), "ValueError: a rate.")
+    assert next(first) == Tick()
+    assert isinstance(next(second), Notice)
+    second.close()  # type: ignore[attr-defined]
+    assert isinstance(next(first), Notice)
+    first.close()  # type: ignore[attr-defined]
+
+
+def test_who_has_left_is_waited_for_no_more(session: Session) -> None:
+    session.leave(caller(1), None)
+    assert not session.away(caller(1), "ValueError: a rate.")
+    assert not session._away.has_notice(0)
+
+
+def test_a_process_whose_site_went_on_alone_is_waited_for_no_more() -> None:
+    session = begun(rule=rules.parse("fedasync").text)
+    for child in range(3):
+        threading.Thread(
+            target=session.agree_model, args=(caller(child), [[3]], 0), daemon=True
+        ).start()
+    eventually(lambda: session.store is not None, PATIENCE_S, changed=session.changed)
+    with session.changed:
+        session._lose(1)
+    assert session.ended is None
+    assert not session.away(caller(1), "ProtocolError: has left this run.")
+    assert not session._away.has_notice(0)
+    session.end("The test is over.")
+
+
+def test_with_a_quorum_nobody_says_for_how_long_others_wait() -> None:
+    session = begun(quorum=Quorum(2))
+    session.away(caller(1), "ValueError: a rate.")
+    [gone] = told(session, 0, 1)
+    assert gone == (
+        "The process of site `b` has ended with ValueError: a rate. Another one may take its place."
+    )
+    session.end("The test is over.")
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("Cannot invoke RPC on closed channel!"), grpc.FutureCancelledError()]
+)
+def test_a_channel_that_another_call_has_closed_is_no_error(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = Client(Uplink(server="127.0.0.1:1", site="a"), "run", 1)
+    monkeypatch.setattr(client, "_welcome", object())
+
+    def closed(*args: object) -> bytes:
+        raise error
+
+    monkeypatch.setattr(client.link, "once", closed)
+    client.away("ValueError: a rate")
+    assert f"Why this process ends was not heard by 127.0.0.1:1: {error}" in caplog.text
+    assert client.link.is_closed
 
 
 def test_what_is_told_above_goes_to_all_below(session: Session) -> None:

@@ -4,6 +4,7 @@ whose script was changed, which would take the rounds of the old one for its own
 """
 
 import dataclasses
+import sys
 
 import pytest
 
@@ -244,6 +245,48 @@ def test_who_is_refused_behind_the_join_says_so():
         assert session.ended.startswith(
             "Site `a` left the run: ConfigError: `robust_local` must be"
         )
+
+
+def test_a_notebook_may_try_again_what_is_refused_behind_the_join(monkeypatch):
+    from tests.strategies.test_hierarchical_ps import serving
+    from tf_hips import HierarchicalPS, config
+
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    with serving("run", parties=("a",)) as server:
+        uplink = config.Uplink(server=server.address, site="a", deadline_s=20.0)
+        run = config.Run(run="run", uplink=uplink)
+        with pytest.raises(ConfigError, match="`robust_local` must be what server"):
+            HierarchicalPS(intra="ps", robust_local="median", config=run)
+        session = server._session
+        assert session.ended is None
+        assert session._away.reason(0).startswith("ConfigError: `robust_local` must be what")
+        eventually(lambda: not session._presence.is_there(0), changed=session.changed)
+        strategy = HierarchicalPS(intra="ps", config=run)
+        assert strategy.gather_objects(1, "something") == [1]
+        strategy.close()
+        assert session.ended is None
+
+
+def test_who_comes_back_and_is_refused_among_votes_leaves_the_run_to_the_next(monkeypatch, caplog):
+    from tests.strategies.test_hierarchical_ps import serving
+    from tf_hips.strategies import grouped
+
+    def refuse():
+        raise ProtocolError("other libraries")
+
+    with serving("run", parties=("a",), rule="detox(r=1) >> mean") as server:
+        first = come(server)
+        first.client.close()  # as one that is killed
+        with monkeypatch.context() as patched:
+            patched.setattr(grouped, "replica_facts", refuse)
+            with pytest.raises(ProtocolError, match="other libraries"):
+                come(server)
+        session = server._session
+        assert "The run goes on without it" in caplog.text
+        assert session.ended is None
+        assert not session._members.children[0].has_left
+        assert session._away.reason(0) == "ProtocolError: other libraries"
+        come(server).close()
 
 
 def test_who_leaves_its_place_to_another_process_says_why():

@@ -7,7 +7,6 @@ from typing import Any
 import tensorflow as tf
 
 from tf_hips import log
-from tf_hips.comm import primitives
 from tf_hips.errors import ProtocolError
 from tf_hips.ops.compressor import Compressor
 from tf_hips.ps.client.seat import SeatClient
@@ -68,15 +67,10 @@ class GroupedStrategy(PartyStrategy):
             if differs is not None:
                 log.warning("%s. Votes are tolerant, so the run goes on.", differs)
 
-        rank, seed = primitives.rank(), self.config.seed
-        try:
-            self.groups = Groups(votes, welcome, seed, self.failures.kept(ask))
-            facts = replica_facts()
-            on_rank_0(lambda: say(facts))
-        except BaseException as error:
-            if rank == 0:  # the others need not wait for a party that takes no part
-                connected().leave(f"{type(error).__name__}: {error}")
-            raise
+        # Where this raises, whoever has joined leaves as it may: others wait for it.
+        self.groups = Groups(votes, welcome, self.config.seed, self.failures.kept(ask))
+        facts = replica_facts()
+        on_rank_0(lambda: say(facts))
 
     def _codec_seed(self, up: Compressor) -> int | Callable[[tf.Tensor], tf.Tensor]:
         """The seed of this party's packets, or what says it for a round where a group shares it."""

@@ -216,8 +216,7 @@ class HierarchicalPS(ConnectedStrategy):
                 self._join(wanted)
                 self._sit_down(self.welcome, self._connected)
             except BaseException as error:
-                if self.client is not None:  # it has joined, and the others wait for it
-                    self._leave(self.client, f"{type(error).__name__}: {error}", error)
+                self._give_up(error)
                 raise
             self.beginning.meetings.first_sync = self._first_sync
             self.beginning.meetings.next_sync = functools.partial(further.meeting, self)
@@ -255,6 +254,16 @@ class HierarchicalPS(ConnectedStrategy):
                 gathered_bytes=self._gathered_bytes,
             )
         self.events.close()
+
+    def _give_up(self, error: BaseException) -> None:
+        """Says why nothing came of this strategy, if it has joined: the others wait for it."""
+        if self.client is None:
+            return
+        reason = f"{type(error).__name__}: {error}"
+        if hasattr(sys, "ps1"):  # whoever types may put it right, and the run has not begun here
+            self.client.away(reason)
+        else:
+            self._leave(self.client, reason, error)
 
     def _join(self, wanted: UpdateRule | None) -> None:
         facts = on_rank_0(lambda: self._join_server(wanted))

@@ -500,7 +500,8 @@ class Client:
             if self._welcome is not None and not self.link.is_closed and self.link.ended is None:
                 timeout_s = min(self._uplink.deadline_s, _AWAY_S)
                 self.link.once("Away", wire.to_json(reason=reason[:1000]), 0, timeout_s)
-        except (grpc.RpcError, TfHipsError) as error:
+        except (grpc.RpcError, grpc.FutureCancelledError, TfHipsError, ValueError) as error:
+            # A `ValueError` is gRPC's word for a channel that another call has lost meanwhile.
             log.warning(
                 "Why this process ends was not heard by %s: %s", self._uplink.server, detail(error)
             )

@@ -39,10 +39,14 @@ class Away:
             return False
         reason = log.printable(reason[:_REASON_CHARACTERS]).rstrip(" .:")
         self._noted[child] = process, reason
+        terms = self._members.terms
+        another = f"one has {terms.lost_after_s:g} s to take its place (`--lost-after`)."
+        if terms.quorum is not None:  # others may go on before, and it may come later
+            another = "one may take its place."
         return self._tell_others(
             child,
             f"The process of site `{self._members.site(child)}` has ended with {reason}. Another "
-            f"one has {self._members.terms.lost_after_s:g} s to take its place (`--lost-after`).",
+            f"{another}",
         )
 
     def reason(self, child: int) -> str | None:

@@ -86,7 +86,8 @@ class Departing:
         """
         with self.changed:
             self._waiting.check(caller)
-            self._members.known(caller)
+            if self._members.known(caller).has_left:
+                return False  # so no other one may come, and nobody waits for it
             is_news = self._away.note(caller.child, reason)
             self.changed.notify_all()
             return is_news

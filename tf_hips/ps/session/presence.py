@@ -47,6 +47,11 @@ class Presence:
         """Whether `child` shows that it is there."""
         return bool(self._calls.get(child))
 
+    def is_newest(self, child: int, call: object) -> bool:
+        """Whether no such call has come since; older ones may be of dead connections."""
+        calls = self._calls.get(child)
+        return not calls or calls[-1] is call
+
     def depart(self, child: int, call: object) -> None:
         """The end of such a call; another one, over a newer connection, may be there."""
         if child in self._calls:

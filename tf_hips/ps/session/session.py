@@ -406,7 +406,7 @@ class Session(Departing):
                     self.ended is not None
                     or child.has_left
                     or caller.is_gone
-                    or self._away.has_notice(caller.child)
+                    or self._has_notice(caller)
                     or handover.has_request(caller.child)
                 ),
                 tick_s,
@@ -416,9 +416,14 @@ class Session(Departing):
             is_on = self.ended is None and not child.has_left and not caller.is_gone
             if not is_on:
                 return None
-            if self._away.has_notice(caller.child):
+            if self._has_notice(caller):
                 return self._away.next_notice(caller.child)
             return handover.next_request(caller.child)
+
+    def _has_notice(self, caller: Caller) -> bool:
+        """Whether a `Watch` has a notice to give: of several the newest one alone."""
+        is_newest = self._presence.is_newest(caller.child, caller)
+        return is_newest and self._away.has_notice(caller.child)
 
     def _note_backup(self, caller: Caller | None, number: int) -> None:
         """A message of a backup has gone to `caller`, or to the server above."""
