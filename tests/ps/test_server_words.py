@@ -118,6 +118,7 @@ def test_a_refused_address_can_be_read(
     ("rule", "children", "text"),
     [
         ("median", 2, "nobody that lies among 2 children in a round: .* takes 3 or more to bear"),
+        ("median", 1, None),
         ("median", 3, None),
         ("trimmed_mean(f=0)", 2, None),
         ("krum >> fedavg", 4, "krum.* >> fedavg.* nobody that lies .* takes 5 or more to bear one"),

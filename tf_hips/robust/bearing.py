@@ -20,7 +20,7 @@ def why_unbounded(rule: Aggregator) -> str | None:
 
 
 def why_nobody(rule: Aggregator, n: int, rows: str, *, text: str | None = None) -> str | None:
-    """Why a rule whose f is "auto" bears nobody that lies; None: it does, or f was said.
+    """Why a rule in which an f is "auto" bears nobody that lies; None: it does, or each f was said.
 
     Args:
         rule: any.
@@ -29,7 +29,8 @@ def why_nobody(rule: Aggregator, n: int, rows: str, *, text: str | None = None) 
         text: what the rule is called; None: its own text.
     """
     try:
-        if not rule.is_auto or rule.bears(n) != 0:
+        # Who is alone has nobody to be protected from.
+        if n == 1 or not rule.is_auto or rule.bears(n) != 0:
             return None
     except ToleranceError:
         return None  # it is refused, which says why

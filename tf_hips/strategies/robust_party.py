@@ -104,8 +104,7 @@ class RobustParty(InParty):
         if self.compression is not None:
             if why := why_not(rule, self.compression):
                 raise ValueError(why)
-            ranks = primitives.size()
-            weak = why_nobody(rule, ranks, "ranks") if ranks > 1 else None
+            weak = why_nobody(rule, primitives.size(), "ranks")
             for told in (weak, why_unbounded(rule), why_noisy(rule, self.compression.text)):
                 if told is not None:
                     log.warning("%s", told)
