@@ -39,7 +39,7 @@ _CALL_ALIKE = (
     "the same number of steps; what one does alone belongs inside `with tf_hips.local():`."
 )
 AS_ROWS = " as rows"
-"""How the text of a sum ends that says which gradients this rank hands over as rows."""
+"""How the text of a sum ends that says which gradients this rank hands over as rows, if any."""
 _ROWS_ALIKE = (
     "Hand over the gradient of a variable alike on all ranks, as rows (`tf.IndexedSlices`) or "
     "dense (`tf.convert_to_tensor`); a rank that looked nothing up has rows, none of them."
@@ -248,7 +248,7 @@ def _deadlock(rank: int, own: State, views: Mapping[int, View], others: list[int
 def _order_remedy(texts: list[str]) -> str:
     """What helps ranks that wait in different collectives, of one sum or of several."""
     sums = {text.partition(", ")[0] for text in texts}
-    are_rows = all(text.endswith(AS_ROWS) for text in texts)
+    are_rows = any(text.endswith(AS_ROWS) for text in texts)
     return _ROWS_ALIKE if are_rows and len(sums) == 1 and len({*texts}) > 1 else _SAME_ORDER
 
 

@@ -206,10 +206,9 @@ class GradientSum:
         found = sparse_places(values, self.gradients, self._sparse, optimizer)
         # Where one rank alone goes from one kind to another that all know, it compares nothing: by
         # these words what waits for it is told apart from what it waits for.
-        if self._sparse:
-            names = [f"{place} ({self.gradients[place].name})" for place in found[:5]]
-            more = f" and {len(found) - 5} more" if len(found) > 5 else ""
-            self._as_rows = f", {', '.join(names) or 'none'}{more}{AS_ROWS}"
+        names = [f"{place} ({self.gradients[place].name})" for place in found[:5]]
+        more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+        self._as_rows = f", {', '.join(names)}{more}{AS_ROWS}" if names else ""
         if self._agreed and found not in self._agreed:
             place = min(set(found) ^ set(self._agreed[-1]))
             now, before = ("as rows", "dense") if place in found else ("dense", "as rows")
