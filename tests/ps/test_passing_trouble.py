@@ -2,6 +2,7 @@
 """What goes wrong on the way of a party in a run, and is put right in time, ends nothing."""
 
 import concurrent.futures
+import itertools
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -70,15 +71,21 @@ def test_trouble_that_passes_ends_no_run(
             ("own certificate .* used on", lambda: lay("authority", ""), True),
             ("it has expired", lambda: [lay(x, getattr(expired, x)) for x in names[1:]], True),
         ]
-        for number, (text, begin, is_cut) in enumerate(troubles):
+        numbers = itertools.count()
+        for text, begin, is_cut in troubles:
             found.clear()
-            begin()
-            if is_cut:
-                # A channel that still holds good credentials would connect by itself.
-                relay.answer = relay.answer or INTERNAL_ERROR
-                relay.cut()
-            waits.append(put_right)
-            train_all((a, b), number, number)
+            # What travels between rounds may take the flip, and then no round meets it.
+            for _ in range(1 if is_cut else 3):
+                begin()
+                if is_cut:
+                    # A channel that still holds good credentials would connect by itself.
+                    relay.answer = relay.answer or INTERNAL_ERROR
+                    relay.cut()
+                waits[:] = [put_right]
+                number = next(numbers)
+                train_all((a, b), number, number)
+                if found:
+                    break
             assert any(re.search(text, told) for told in found), (text, found)
         # It is the last word of a party that has tried in vain.
         answer(BAD_GATEWAY)
