@@ -230,16 +230,23 @@ def test_a_backup_of_before_has_the_number_alone():
     assert rounds.restored == 7
 
 
+def refused_behind_the_join(server):
+    """The configuration of a strategy that another rule of its server refuses."""
+    from tf_hips import HierarchicalPS, config
+
+    uplink = config.Uplink(server=server.address, site="a", deadline_s=20.0)
+    run = config.Run(run="run", uplink=uplink)
+    with pytest.raises(ConfigError, match="`robust_local` must be what server"):
+        HierarchicalPS(intra="ps", robust_local="median", config=run)
+    return run
+
+
 def test_who_is_refused_behind_the_join_says_so():
     """Others wait for whoever has joined, also where its constructor then raises."""
     from tests.strategies.test_hierarchical_ps import serving
-    from tf_hips import HierarchicalPS, config
 
     with serving("run", parties=("a",)) as server:
-        uplink = config.Uplink(server=server.address, site="a", deadline_s=20.0)
-        run = config.Run(run="run", uplink=uplink)
-        with pytest.raises(ConfigError, match="`robust_local` must be what server"):
-            HierarchicalPS(intra="ps", robust_local="median", config=run)
+        refused_behind_the_join(server)
         session = server._session
         assert session.ended is not None
         assert session.ended.startswith(
@@ -249,14 +256,11 @@ def test_who_is_refused_behind_the_join_says_so():
 
 def test_a_notebook_may_try_again_what_is_refused_behind_the_join(monkeypatch):
     from tests.strategies.test_hierarchical_ps import serving
-    from tf_hips import HierarchicalPS, config
+    from tf_hips import HierarchicalPS
 
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
     with serving("run", parties=("a",)) as server:
-        uplink = config.Uplink(server=server.address, site="a", deadline_s=20.0)
-        run = config.Run(run="run", uplink=uplink)
-        with pytest.raises(ConfigError, match="`robust_local` must be what server"):
-            HierarchicalPS(intra="ps", robust_local="median", config=run)
+        run = refused_behind_the_join(server)
         session = server._session
         assert session.ended is None
         assert session._away.reason(0).startswith("ConfigError: `robust_local` must be what")
