@@ -142,7 +142,7 @@ def build(source: str, name: str, flags: tuple[str, ...] = ()) -> Path:
             written, or others can write to it.
     """
     compiler = toolchain.compiler()
-    command = (*compiler, *toolchain.FLAGS, *flags)
+    command = (*compiler, *toolchain.flags(compiler), *flags)
     root = toolchain.include_folder()
     headers = [file.read_bytes() for file in sorted(root.glob("tf_hips/cc/runtime/*.h"))]
     content = source.encode()

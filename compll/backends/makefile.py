@@ -13,9 +13,9 @@ The include folder, and the runtime that TensorFlow's operations are linked with
 when it runs (`compll includes`), so the folder can be moved to where another version lies.
 """
 
-from compll.backends.toolchain import FLAGS, NVCC_FLAGS
+from compll.backends.toolchain import FLAGS, NVCC_FLAGS, OF_GCC
 
-_COMPILE = " ".join(flag for flag in FLAGS if flag != "-shared")
+_COMPILE = " ".join(flag for flag in FLAGS if flag not in {"-shared", *OF_GCC})
 
 TEXT = f"""\
 # SPDX-License-Identifier: Apache-2.0
@@ -32,7 +32,8 @@ CXX ?= g++
 NVCC ?= nvcc
 OURS := $(shell $(PYTHON) -m compll includes)
 $(if $(OURS),,$(error `$(PYTHON) -m compll includes` must name a folder: set PYTHON))
-FLAGS := {_COMPILE}
+FLAGS := {_COMPILE} \\
+  $(if $(findstring clang,$(shell $(CXX) --version)),,{" ".join(sorted(OF_GCC))})
 CUDA_FLAGS := {" ".join(NVCC_FLAGS)}
 
 CODECS := $(patsubst %.codec.cc,%.so,$(wildcard *.codec.cc))

@@ -23,6 +23,8 @@ FLAGS = (
     # A square root that may set errno is a call for each element; nobody looks at errno of one.
     "-fno-math-errno",
 )
+# What g++ alone knows: for clang++ such a flag is an error.
+OF_GCC = frozenset({"-fno-thread-jumps"})
 # Arithmetic as on a CPU: no fused multiply-add, denormals kept, all rounded to nearest.
 # Code for A100 and H100, and PTX for what is newer.
 NVCC_FLAGS = (
@@ -108,6 +110,17 @@ def version(compiler: tuple[str, ...]) -> bytes:
     return done.stdout
 
 
+def flags(compiler: tuple[str, ...]) -> tuple[str, ...]:
+    """FLAGS, without those that a compiler does not know.
+
+    Raises:
+        BuildError: it is no compiler.
+    """
+    if b"clang" not in version(compiler):
+        return FLAGS
+    return tuple(flag for flag in FLAGS if flag not in OF_GCC)
+
+
 def machine_flags() -> tuple[str, ...]:
     """Flags for the instructions that this machine has: less code, and a shorter wait.
 
@@ -145,14 +158,15 @@ def compile_codec(
         source: what `compll.generate` made.
         identity: `codec_id` of the specification, which the library tells whoever loads it.
         output: the library.
-        command: compiler and flags; None: `compiler()` and FLAGS.
+        command: compiler and flags; None: `compiler()` and its `flags`.
 
     Raises:
         BuildError: there is no compiler, or it fails.
         OSError: the output cannot be written.
     """
     told = f'-DTF_HIPS_CODEC_ID="{identity}"'
-    command = (*compiler(), *FLAGS) if command is None else command
+    if command is None:
+        command = (*compiler(), *flags(compiler()))
     command = (*command, "-DTF_HIPS_STANDALONE_CODEC", told)
     _compile(source, f"{identity.partition('@')[0]}.codec.cc", output, command)
 

@@ -29,8 +29,18 @@ def test_a_codec_is_compiled_alike_by_all_who_compile_one():
     flags = {flag for flag in re.findall(r'"(-[^"]+)"', listed[1]) if not flag.startswith("-W")}
     assert "-fno-math-errno" in flags
     assert set(toolchain.FLAGS) == {*flags, "-fPIC", "-shared"}
-    generated = re.search(r"^FLAGS := (.*)$", makefile.TEXT, re.MULTILINE)
-    assert {*generated[1].split(), "-shared"} == set(toolchain.FLAGS)
+    generated = re.search(r"^FLAGS := (.*)\\\n(.*),,(.*)\)$", makefile.TEXT, re.MULTILINE)
+    listed = {*generated[1].split(), *generated[3].split(), "-shared"}
+    assert listed == set(toolchain.FLAGS)
+    assert set(generated[3].split()) == toolchain.OF_GCC
+
+
+def test_clang_is_not_told_what_it_does_not_know(tmp_path):
+    for says, left_out in (("Debian clang version 14.0.6", toolchain.OF_GCC), ("g++ 12", set())):
+        command = tmp_path / says.split()[0]
+        command.write_text(f"#!/bin/sh\necho '{says}'\n")
+        command.chmod(0o755)
+        assert set(toolchain.FLAGS) - set(toolchain.flags((str(command),))) == left_out
 
 
 @pytest.fixture
