@@ -243,7 +243,7 @@ def test_what_is_left_out_is_said_once_by_one_group(caplog):
         (tf.data.Dataset.range(64).batch(8).map(lambda x: x + 1).prefetch(1), {}, "batched"),
         (tf.data.Dataset.range(64).shuffle(8), {}, "shuffles anew"),
         (tf.data.Dataset.range(64).shuffle(8, seed=1).map(abs), {}, "shuffles anew"),
-        ([1, 2, 3], {}, "dense arrays.*Received: int"),
+        ([1, 2, 3], {}, "dense arrays.*Received: int; of numbers in lists `np.array`"),
         (keras.utils.PyDataset(), {}, "dense arrays.*Received: PyDataset"),
         ((row for row in range(9)), {}, "dense arrays.*Received: generator"),
         (tf.ragged.constant([[1], [1, 2]]), {}, "dense arrays.*Received: RaggedTensor"),

@@ -203,6 +203,10 @@ def test_mistakes_are_errors_on_all_ranks():
     with pytest.raises(ValueError, match="optimizer made under CompressedRing"):
         training.fit(model, own)
 
+    # An argument that `fit` does not have.
+    with pytest.raises(TypeError, match=r"fit\(\) got an unexpected keyword argument 'verbos'"):
+        model.fit(*own, verbos=0)
+
     # Compiled again outside of it, or not at all.
     model.compile("sgd", "mse")
     with pytest.raises(ValueError, match=r"call `compile` inside `strategy\.scope\(\)`, each time"):

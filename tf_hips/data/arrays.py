@@ -129,9 +129,12 @@ def _to_tensor(array: Any) -> tf.Tensor:
     if isinstance(array, np.ndarray) and array.dtype == object:
         array = array.astype(str)
     if isinstance(array, tf.SparseTensor | tf.RaggedTensor) or not hasattr(array, "__array__"):
+        # A list of arrays is several inputs, as in Keras; so numbers in lists are no array.
+        is_number = isinstance(array, int | float)
         raise ValueError(
             "`data` must be made of dense arrays, or be a `tf.data.Dataset` of single rows. "
             f"Received: {type(array).__name__}"
+            f"{'; of numbers in lists `np.array` makes an array' * is_number}"
         )
     with tf.device("/cpu:0"):
         tensor = tf.convert_to_tensor(

@@ -347,7 +347,11 @@ def _check_rows(arguments: dict[str, Any], name: str) -> None:
 
 def _named(method: Method, args: Any, kwargs: Any) -> dict[str, Any]:
     signature = inspect.signature(method)
-    arguments = dict(signature.bind(*args, **kwargs).arguments)
+    try:
+        arguments = dict(signature.bind(*args, **kwargs).arguments)
+    except TypeError as error:
+        # Only what Python itself makes of a call names the function.
+        raise TypeError(f"{method.__name__}() {error}") from None
     for parameter in signature.parameters.values():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             arguments.update(arguments.pop(parameter.name, {}))
