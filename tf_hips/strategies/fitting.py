@@ -71,7 +71,7 @@ class Fitting:
 
     def fit(self, method: Method, model: keras.Model, args: Any, kwargs: Any) -> Any:
         """Trains with callbacks that fit many ranks."""
-        arguments = _named(method, args, kwargs)
+        arguments = _named("fit", method, args, kwargs)
         _check(model, self._strategy)
         if isinstance(arguments.get("x"), tf.data.Dataset):
             arguments["shuffle"] = False  # else Keras warns that it does not shuffle it
@@ -105,7 +105,7 @@ class Fitting:
 
     def evaluate(self, method: Method, model: keras.Model, args: Any, kwargs: Any) -> Any:
         """Evaluates; the result is that of all workers' rows."""
-        arguments = _named(method, args, kwargs)
+        arguments = _named("evaluate", method, args, kwargs)
         _check_rows(arguments, "evaluate")
         if not self._running and self._strategy.global_rank:
             arguments["verbose"] = _quiet(arguments)
@@ -114,7 +114,7 @@ class Fitting:
 
     def predict(self, method: Method, model: keras.Model, args: Any, kwargs: Any) -> Any:
         """Predicts for this worker's rows; waits for nobody."""
-        _check_rows(_named(method, args, kwargs), "predict")
+        _check_rows(_named("predict", method, args, kwargs), "predict")
         return method(*args, **kwargs)
 
     def train_on_batch(self, method: Method, model: keras.Model, args: Any, kwargs: Any) -> Any:
@@ -146,7 +146,9 @@ class Fitting:
         if self._running[-1] == "fit" and not self._strategy._is_alone():
             self.average_statistics(model)
             self.untold.remember(model)
-        return self._over_replicas(model, _named(method, args, kwargs)["logs"], method)
+        return self._over_replicas(
+            model, _named("get_metrics_result", method, args, kwargs)["logs"], method
+        )
 
     def built(self, model: keras.Model) -> None:
         """An evaluation is that of one model: of the first rank's where they differ.
@@ -247,7 +249,7 @@ class Fitting:
     def _on_batch(
         self, name: str, method: Method, model: keras.Model, args: Any, kwargs: Any
     ) -> Any:
-        arguments = _named(method, args, kwargs)
+        arguments = _named(name, method, args, kwargs)
         if self._strategy._is_alone() or hooks.is_local():
             with self._as(name, model):
                 return self._failures.translated(method)(**arguments)
@@ -345,13 +347,13 @@ def _check_rows(arguments: dict[str, Any], name: str) -> None:
         check_whole(arguments["x"], name)
 
 
-def _named(method: Method, args: Any, kwargs: Any) -> dict[str, Any]:
+def _named(name: str, method: Method, args: Any, kwargs: Any) -> dict[str, Any]:
     signature = inspect.signature(method)
     try:
         arguments = dict(signature.bind(*args, **kwargs).arguments)
     except TypeError as error:
         # Only what Python itself makes of a call names the function.
-        raise TypeError(f"{method.__name__}() {error}") from None
+        raise TypeError(f"{name}() {error}") from None
     for parameter in signature.parameters.values():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             arguments.update(arguments.pop(parameter.name, {}))
