@@ -15,6 +15,8 @@ sdist_sha256=92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0
 build_env=(
   HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1
   HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1
+  # Headers that its files leave to others to include, which those of g++ 13 and later do not.
+  'CXXFLAGS=-include cstdint -include string'
 )
 python=$root/.venv/bin/python
 patch=$root/tools/horovod_patch.py
