@@ -253,7 +253,7 @@ def _gen(options: argparse.Namespace) -> None:
         made_for, here = toolchain.target(toolchain.compiler()), platform.machine()
         if made_for != here:
             sys.stderr.write(
-                f"compll: built for {made_for}; this machine, {here}, cannot load it\n"
+                f"compll: built for {made_for}: a machine like this, {here}, cannot load it\n"
             )
 
 
