@@ -106,7 +106,7 @@ struct Candidates {
 
 // Appends to `found` candidates the elements of a tile, the first of them at `base`, whose keys are
 // at least `least`. Writes up to 16 words behind the last one. Return how many there are then.
-#if defined(TF_HIPS_HAS_VECTORS)
+#if defined(TF_HIPS_HAS_AVX)
 template <bool kSize>
 TF_HIPS_AVX512 inline int64_t take_avx512(const float* tile, int64_t base, int64_t count,
                                           uint32_t least, const Candidates& to, int64_t found) {
