@@ -45,7 +45,7 @@ namespace tf_hips {
 enum class Machine { kBase, kAvx2, kAvx512, kNeon };
 
 // TF_HIPS_CPU in the environment, "avx2" or "base", caps what is used, to find out whether a wrong
-// result is the fault of wider registers.
+// result is the fault of wider registers, or of NEON.
 inline Machine find_machine() {
   const char* const cap = std::getenv("TF_HIPS_CPU");
   if (cap != nullptr && std::strcmp(cap, "base") == 0) return Machine::kBase;
