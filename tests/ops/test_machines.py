@@ -76,7 +76,7 @@ def large_sums() -> dict[str, str]:
     return made
 
 
-def digests_elsewhere(code: str, deadline_s: int = 100, **environment: str) -> dict[str, str]:
+def digests_elsewhere(code: str, deadline_s: int = 100, /, **environment: str) -> dict[str, str]:
     """The same in another process, which runs `code` first."""
     command = f"{code}\nimport json\nfrom tests.ops import test_machines as here\n"
     result = subprocess.run(

@@ -48,7 +48,6 @@ _WORD = struct.Struct("<Q")
 # Parameters of our functions, in order. NAME[SIZE] is the address of SIZE bytes, with ! of such as
 # are written; NAME[][SIZE] an array of addresses, `k` being which. The others are numbers, or
 # objects of ctypes, whose own memory is sent.
-_TENSOR = "x[4*n]"
 _FUNCTIONS = {
     "tf_hips_abi_version": "",
     "tf_hips_num_codecs": "",
