@@ -14,17 +14,19 @@
 #if defined(TF_HIPS_HAS_NEON)
 namespace tf_hips {
 
-// Bytes that are 0 or 1, of 64 elements, as bits.
-TF_HIPS_NEON_INLINE uint64_t bits_of_bytes(const uint8_t* bytes) {
-  const int8x16_t places =
-      vcombine_s8(vcreate_s8(0x0706050403020100), vcreate_s8(0x0706050403020100));
-  const uint8x16_t a = vshlq_u8(vld1q_u8(bytes), places);
-  const uint8x16_t b = vshlq_u8(vld1q_u8(bytes + 16), places);
-  const uint8x16_t c = vshlq_u8(vld1q_u8(bytes + 32), places);
-  const uint8x16_t d = vshlq_u8(vld1q_u8(bytes + 48), places);
+// Of 64 bytes, of which each has no bit but that of its place among eight, all bits.
+TF_HIPS_NEON_INLINE uint64_t join_bits(uint8x16_t a, uint8x16_t b, uint8x16_t c, uint8x16_t d) {
   // Three sums of neighbours make a byte of eight.
   const uint8x16_t sum = vpaddq_u8(vpaddq_u8(a, b), vpaddq_u8(c, d));
   return vgetq_lane_u64(vreinterpretq_u64_u8(vpaddq_u8(sum, sum)), 0);
+}
+
+// Bytes that are 0 or 1, of 64 elements, as bits.
+TF_HIPS_NEON_INLINE uint64_t bits_of_bytes(const uint8_t* bytes) {
+  const int8x8_t eight = vcreate_s8(0x0706050403020100);
+  const int8x16_t places = vcombine_s8(eight, eight);
+  return join_bits(vshlq_u8(vld1q_u8(bytes), places), vshlq_u8(vld1q_u8(bytes + 16), places),
+                   vshlq_u8(vld1q_u8(bytes + 32), places), vshlq_u8(vld1q_u8(bytes + 48), places));
 }
 
 // Four codes of 2 bits in the first byte of each four: neighbours are joined in two steps.
