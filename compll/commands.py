@@ -11,6 +11,7 @@ import contextlib
 import difflib
 import errno
 import os
+import platform
 import re
 import shutil
 import signal
@@ -24,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from compll import __version__, passes, pipeline, specification
+from compll.backends import toolchain
 from compll.backends.cache import build
 from compll.backends.library import CompiledCodec
 from compll.backends.reference import Reference
@@ -248,6 +250,11 @@ def _gen(options: argparse.Namespace) -> None:
     if options.build:
         for spec in specs:
             sys.stdout.write(f"{pipeline.build(spec, folder)}\n")
+        made_for, here = toolchain.target(toolchain.compiler()), platform.machine()
+        if made_for != here:
+            sys.stderr.write(
+                f"compll: built for {made_for}: a machine like this, {here}, cannot load it\n"
+            )
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -444,6 +451,7 @@ def _codec(
     reference = Reference(program, **values)
     if backend == "numpy":
         return reference
+    toolchain.check_here(toolchain.compiler())
     source = generate(program)[f"{program.name}.codec.cc"]
     return CompiledCodec(program, build(source, program.name), **values)
 

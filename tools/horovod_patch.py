@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes the source of Horovod 0.28.1 where TensorFlow 2.21 or a slow link needs it.
+"""Changes the source of Horovod 0.28.1 where TensorFlow 2.21, g++ 14 or a slow link needs it.
 
     python tools/horovod_patch.py FOLDER    the unpacked source; ends with 1 if it is another one
 
@@ -40,6 +40,16 @@ CHANGES = (
     Change(
         "horovod/tensorflow/CMakeLists.txt",
         'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")\n',
+        "",
+    ),
+    # It assigns to a constant, which nobody calls; g++ 14 refuses it all the same.
+    Change(
+        "third_party/flatbuffers/include/flatbuffers/stl_emulation.h",
+        "  FLATBUFFERS_CONSTEXPR_CPP14 span &operator=(const span &other)\n"
+        "      FLATBUFFERS_NOEXCEPT {\n"
+        "    data_ = other.data_;\n"
+        "    count_ = other.count_;\n"
+        "  }\n",
         "",
     ),
     _swapped(

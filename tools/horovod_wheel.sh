@@ -16,7 +16,7 @@ build_env=(
   HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1
   HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1
   # Headers that its files leave to others to include, which those of g++ 13 and later do not.
-  'CXXFLAGS=-include cstdint -include string'
+  'CXXFLAGS=-include cstdint -include stdexcept -include string'
 )
 python=$root/.venv/bin/python
 patch=$root/tools/horovod_patch.py

@@ -301,7 +301,8 @@ class Expressions:
             case nodes.Binary():
                 return self._binary(expr)
             case nodes.Select():
-                parts = self(expr.condition, 2), self(expr.yes, 2), self(expr.no, 1)
+                # clang++ warns of a bare `a & b ? c : d`.
+                parts = self(expr.condition, 7), self(expr.yes, 2), self(expr.no, 1)
                 return f"{parts[0]} ? {parts[1]} : {parts[2]}", 1
             case nodes.Convert():
                 return self._convert(expr), _ATOM

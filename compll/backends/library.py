@@ -108,12 +108,16 @@ class CompiledCodec:
         self.params = packet.parameter_values(program, params)
         self.codec_hash = packet.codec_hash(program, self.params)
         self.state_names = program.state_names
-        getter = getattr(ctypes.CDLL(str(library)), f"tf_hips_codec_{program.name}")
-        getter.restype = ctypes.POINTER(_Codec)
-        self._codec: _Codec = getter().contents
+        self._codec = self._table(library)
         if self._codec.spec_hash != spec_hash(program):
             raise BuildError(f"{library} must hold {program.name}. Received: another program")
         self._values = (ctypes.c_double * max(1, len(self.params)))(*self.params.values())
+
+    def _table(self, library: Path) -> _Codec:
+        getter = getattr(ctypes.CDLL(str(library)), f"tf_hips_codec_{self.program.name}")
+        getter.restype = ctypes.POINTER(_Codec)
+        table: _Codec = getter().contents
+        return table
 
     @property
     def has_feedback(self) -> bool:

@@ -7,8 +7,8 @@ from typing import Protocol
 
 from compll.backends.c_common import Lines
 
-# Those with rows (row.h), the best first.
-_MACHINES = ("AVX512", "AVX2")
+# Those with rows (row.h), of one kind the best first.
+_MACHINES = ("AVX512", "AVX2", "NEON")
 # Blocks of so many rows, and of multiples, are reduced in as many chains: a reduction waits for the
 # one before it, and a processor begins several in that time.
 _CHAINS = 4

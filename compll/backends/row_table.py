@@ -3,7 +3,7 @@
 
 Of codes of up to 4 bits there are at most 16 values, as many as a row has lanes. They are computed
 once, by the operations that would compute each element's, so that their bits are the same; then an
-element costs a shift and a permutation (row_looked_up in row_avx512.h and row_avx2.h).
+element costs a shift and a permutation (row_looked_up in row_avx512.h and its like).
 """
 
 from dataclasses import replace

@@ -7,6 +7,7 @@ A library is written aside and renamed, so that a process that wants it never se
 import functools
 import hashlib
 import os
+import platform
 import shlex
 import shutil
 import struct
@@ -50,11 +51,14 @@ _LEVELS = (
     (frozenset([*_V3.split(), *_V4.split()]), (*_V3_FLAGS, *_V4_FLAGS)),
     (frozenset(_V3.split()), _V3_FLAGS),
 )
-# The start of an ELF file of 64 bits, little-endian. Of its header: where the tables of its
-# segments and of its sections lie, the size of an entry of each, and their number. Of an entry:
-# where a segment lies, and its bytes. Linkers write the sections' table last.
+# Names that systems and compilers have for what Linux calls otherwise.
+_SAME = {"amd64": "x86_64", "arm64": "aarch64"}
+# The start of an ELF file of 64 bits, little-endian. Of its header: the processor, where the tables
+# of its segments and of its sections lie, the size of an entry of each, and their number. Of an
+# entry: where a segment lies, and its bytes. Linkers write the sections' table last.
 _ELF = b"\x7fELF\x02\x01"
-_HEADER = struct.Struct("<32xQQ6xHHHH2x")
+_HEADER = struct.Struct("<18xH12xQQ6xHHHH2x")
+_PROCESSORS = {62: "x86_64", 183: "aarch64"}
 _SEGMENT = struct.Struct("<8xQ16xQ16x")
 _SHOWN_CHARACTERS = 4000
 
@@ -121,16 +125,46 @@ def flags(compiler: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(flag for flag in FLAGS if flag not in OF_GCC)
 
 
-def machine_flags() -> tuple[str, ...]:
+@functools.cache
+def target(compiler: tuple[str, ...]) -> str:
+    """The processor that a compiler makes code for, as `platform.machine` names it.
+
+    This machine's own where the compiler does not say.
+    """
+    asked = [*compiler, "-dumpmachine"]
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return platform.machine()
+    name = done.stdout.strip().partition("-")[0]
+    return _SAME.get(name, name) or platform.machine()
+
+
+def check_here(compiler: tuple[str, ...]) -> None:
+    """Raises BuildError where this machine cannot load what a compiler makes."""
+    made_for = target(compiler)
+    if made_for != platform.machine():
+        raise BuildError(
+            f"`CXX` must compile for this processor, {platform.machine()}, for what is loaded here "
+            "(`compll gen --build` compiles for others, too). Received: "
+            f"{' '.join(compiler)}, for {made_for}"
+        )
+
+
+def machine_flags(compiler: tuple[str, ...]) -> tuple[str, ...]:
     """Flags for the instructions that this machine has: less code, and a shorter wait.
 
     None where TF_HIPS_CPU asks for narrower registers: such a library has code for all machines.
+    None for a compiler for another processor, which would refuse them, nor on AArch64, where all
+    machines have the registers that there is code for.
     """
     if os.environ.get(CPU):
         return ()
     found = _instructions()
     level = next((flags for needed, flags in _LEVELS if found >= needed), None)
-    return () if level is None else (*level, "-DTF_HIPS_ONE_MACHINE")
+    if level is None or target(compiler) != "x86_64":
+        return ()
+    return (*level, "-DTF_HIPS_ONE_MACHINE")
 
 
 @functools.cache
@@ -222,9 +256,9 @@ def _run(command: list[str], file_name: str) -> None:
 
 
 def is_whole(library: Path) -> bool:
-    """Whether a file is a library that was not cut off."""
+    """Whether a file is a library, for any processor, that was not cut off."""
     try:
-        check_whole(library)
+        check_whole(library, is_for_here=False)
         with library.open("rb") as file:
             head = file.read(_HEADER.size)
     except OSError:
@@ -232,15 +266,22 @@ def is_whole(library: Path) -> bool:
     return len(head) == _HEADER.size and head.startswith(_ELF)
 
 
-def check_whole(library: Path) -> None:
-    """Raises OSError where a library was cut off: to load it would end the process (SIGBUS)."""
+def check_whole(library: Path, *, is_for_here: bool = True) -> None:
+    """Raises OSError where a library is for another processor, or was cut off.
+
+    The system's loader finds no file in the first case. In the second it would end the process
+    (SIGBUS).
+    """
     with library.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
         head = file.read(_HEADER.size)
         if len(head) < _HEADER.size or not head.startswith(_ELF):
             return  # the system's loader refuses it
-        begin, sections, each, number, each_section, num_sections = _HEADER.unpack(head)
+        machine, begin, sections, each, number, each_section, num_sections = _HEADER.unpack(head)
+        made_for = _PROCESSORS.get(machine, f"number {machine} of ELF")
+        if is_for_here and made_for != platform.machine():
+            raise OSError(f"it is for {made_for}, and this processor is {platform.machine()}")
         if each != _SEGMENT.size:
             return  # so it does with this
         file.seek(begin)

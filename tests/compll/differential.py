@@ -75,17 +75,19 @@ def check_cpp(
     sizes: Sequence[int] = SIZES,
     values_of: Sequence[dict[str, float]] = VALUES,
     library: Path | None = None,
+    kind: type[CompiledCodec] = CompiledCodec,
 ) -> None:
     """Raises AssertionError where C++ gives other bits than the reference, in any entry.
 
     `flags`: of the compiler; None: in a hurry, for what is shipped takes ten times as long.
     `values_of`: of the parameters, one after another. `library`: with it, if there is one.
+    `kind`: how what was compiled is called; see tests/support/foreign.py.
     """
     if library is None:
         source = compll.generate(program)[f"{program.name}.codec.cc"]
         library = build(source, program.name, hurry.flags() if flags is None else tuple(flags))
     for values in values_of:
-        pair = CompiledPair(program, CompiledCodec(program, library, **values), values)
+        pair = CompiledPair(program, kind(program, library, **values), values)
         for n in sizes:
             pair.check(n)
 

@@ -5,9 +5,11 @@ import contextlib
 import errno
 import fcntl
 import os
+import platform
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +17,8 @@ import compll
 from compll.backends import cache, makefile, toolchain
 from compll.backends.toolchain import BuildError
 from tests.compll.support import SPECS
-from tf_hips.ops import specifications
+from tf_hips.errors import LibraryError
+from tf_hips.ops import loaded, specifications
 from tf_hips.ops.library import NATIVE_PATH
 
 ROOT = SPECS.parents[2]
@@ -163,6 +166,47 @@ def test_without_a_home_the_cache_must_be_named(tmp_path):
     assert f"set {specifications.CACHE} or XDG_CACHE_HOME" in ours
 
 
+@pytest.fixture
+def cross(tmp_path):
+    """A compiler that says it makes code for another processor, and is not asked for any."""
+    path = tmp_path / "other-g++"
+    path.write_text('#!/bin/sh\n[ "$1" = -dumpmachine ] && echo riscv64-unknown-linux-gnu\n')
+    path.chmod(0o755)
+    return (str(path),)
+
+
+def test_a_compiler_for_another_processor(cross, monkeypatch):
+    """It is not given this one's flags, and what it makes is not for loading here."""
+    assert toolchain.target(toolchain.compiler()) == platform.machine()
+    toolchain.check_here(toolchain.compiler())
+    assert toolchain.target(("/bin/true",)) == toolchain.target(("/none",)) == platform.machine()
+    monkeypatch.delenv("TF_HIPS_CPU", raising=False)
+    monkeypatch.setattr(toolchain, "_instructions", lambda: V4)
+    assert toolchain.target(cross) == "riscv64"
+    assert toolchain.machine_flags(cross) == ()
+    with pytest.raises(BuildError, match=r"must compile for this processor.*Received: .*riscv64"):
+        toolchain.check_here(cross)
+    monkeypatch.setenv("CXX", *cross)
+    source = specifications.read(ROOT / "tests/compll/momentum.pse", None)
+    with pytest.raises(LibraryError, match="must compile for this processor"):
+        specifications.library(source)
+
+
+def test_a_library_for_another_processor_is_told(tmp_path):
+    """The system's loader says that there is no such file."""
+    file = tmp_path / "other.so"
+    here = bytearray(Path(sys.executable).resolve().read_bytes())
+    file.write_bytes(here)
+    toolchain.check_whole(file)
+    here[18:20] = (243).to_bytes(2, "little")
+    file.write_bytes(here)
+    with pytest.raises(OSError, match=f"for number 243.*this processor is {platform.machine()}"):
+        toolchain.check_whole(file)
+    assert toolchain.is_whole(file)
+    with pytest.raises(LibraryError, match="it is for number 243 of ELF"):
+        loaded.identity(file)
+
+
 @pytest.mark.heavy  # compiles
 def test_a_library_is_for_the_machine_at_hand(tmp_path, monkeypatch):
     """Machines that share a cache do not take each other's entries, and compile what they can."""
@@ -184,7 +228,7 @@ def test_a_library_is_for_the_machine_at_hand(tmp_path, monkeypatch):
     compiler = toolchain.compiler()
 
     def flags():
-        return (*compiler, *toolchain.FLAGS, *toolchain.machine_flags())
+        return (*compiler, *toolchain.FLAGS, *toolchain.machine_flags(compiler))
 
     for name, found in {"v4": V4, "v3": V3, "less": V3 - {"fma"}}.items():
         monkeypatch.setattr(toolchain, "_instructions", lambda found=found: found)

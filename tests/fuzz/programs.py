@@ -6,6 +6,8 @@ as few lines as still show it.
 """
 
 import argparse
+import functools
+import os
 import random
 import sys
 import traceback
@@ -22,6 +24,7 @@ from tests.compll.differential import (
 from tests.compll.generated_feedback import generate_feedback
 from tests.compll.generated_integers import generate_integers
 from tests.compll.generated_programs import Made, generate
+from tests.support import foreign
 
 _SHOWN_CHARACTERS = 600
 
@@ -52,15 +55,26 @@ def main(argv: Sequence[str]) -> int:
         help="C++ as it is shipped, with clones for AVX-512 and -O3: takes longer to build",
     )
     parser.add_argument(
+        "--aarch64",
+        action="store_true",
+        help="C++ compiled for AArch64, run by an emulator: a cross compiler and qemu are needed",
+    )
+    parser.add_argument(
         "--tries", type=int, default=200, help="to shorten a program that fails (default: 200)"
     )
     args = parser.parse_args(argv)
     flags = () if args.shipped else None
-    make, more = generate, ""
+    cpp, more = functools.partial(check_cpp, flags=flags), ""
+    if args.aarch64:
+        if args.cuda or foreign.missing():
+            parser.error(foreign.missing() or "--aarch64 is for C++ alone")
+        os.environ["CXX"] = foreign.compiler()
+        cpp, more = functools.partial(cpp, kind=foreign.Codec), " --aarch64"
+    make = generate
     if args.feedback:
-        make, more = generate_feedback, " --feedback"
+        make, more = generate_feedback, f"{more} --feedback"
     elif args.integers:
-        make, more = generate_integers, " --integers"
+        make, more = generate_integers, f"{more} --integers"
     refused, failed = 0, []
     for seed in range(args.seed, args.seed + args.count):
         made = make(random.Random(seed))
@@ -68,7 +82,7 @@ def main(argv: Sequence[str]) -> int:
         if program is None:
             refused += 1
             continue
-        for back_end, check in _checks(made, program, flags, with_cuda=args.cuda).items():
+        for back_end, check in _checks(made, program, cpp, with_cuda=args.cuda).items():
             told = failure(check, program)
             if told is None:
                 continue
@@ -82,10 +96,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _checks(
-    made: Made, program: compll.Program, flags: tuple[str, ...] | None, *, with_cuda: bool
+    made: Made, program: compll.Program, cpp: Callable[[compll.Program], None], *, with_cuda: bool
 ) -> dict[str, Callable[[compll.Program], None]]:
     """What is asked of a program, by back end."""
-    checks: dict[str, Callable[[compll.Program], None]] = {"C++": lambda one: check_cpp(one, flags)}
+    checks: dict[str, Callable[[compll.Program], None]] = {"C++": cpp}
     if with_cuda and has_cuda(program, made):
         checks["CUDA"] = check_cuda
     return checks

@@ -99,5 +99,9 @@ def strange(n: int) -> Floats:
 
 
 def bits(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint32]:
-    """Floats as words, so that NaN equals NaN and -0 differs from 0."""
-    return np.ascontiguousarray(values).view(np.uint32)
+    """Floats as words, so that NaN equals NaN and -0 differs from 0.
+
+    Which NaN comes of infinity minus infinity is a matter of the processor.
+    """
+    words = np.ascontiguousarray(values).view(np.uint32)
+    return np.where(np.isnan(values), np.uint32(0x7FC00000), words)

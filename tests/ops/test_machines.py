@@ -9,12 +9,14 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from compll.backends import toolchain
 from tests.ops import codecs
 from tf_hips.ops import REGISTRY, Compressor, Key, error_feedback, native
 
@@ -75,7 +77,7 @@ def large_sums() -> dict[str, str]:
     return made
 
 
-def digests_elsewhere(code: str, **environment: str) -> dict[str, str]:
+def digests_elsewhere(code: str, deadline_s: int = 100, /, **environment: str) -> dict[str, str]:
     """The same in another process, which runs `code` first."""
     command = f"{code}\nimport json\nfrom tests.ops import test_machines as here\n"
     result = subprocess.run(
@@ -84,7 +86,7 @@ def digests_elsewhere(code: str, **environment: str) -> dict[str, str]:
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=deadline_s,
         check=False,
     )
     assert result.returncode == 0, result.stderr[-3000:]
@@ -146,15 +148,19 @@ def test_compiled_for_older_processors(
         pytest.skip("the flags are those of x86-64")
     if shutil.which(compiler) is None:
         pytest.skip(f"no {compiler} is here")
-    built = _build(tmp_path, compiler, flag)
+    built = build_native(tmp_path, (compiler, flag, "-DTF_HIPS_NO_CLONES"))
     path = (
         f"from pathlib import Path\nfrom tf_hips.ops import library\nbuilt = Path({str(built)!r})"
     )
     assert digests_elsewhere(f"{path}\nlibrary.NATIVE_PATH = built") == here
 
 
-def _build(folder: Path, compiler: str, flag: str) -> Path:
-    """The native library, of codecs without clones."""
+def build_native(folder: Path, compiler: Sequence[str]) -> Path:
+    """The native library of all codecs, as `make build` compiles it but for the compiler's flags.
+
+    Raises:
+        CalledProcessError: a warning, among others.
+    """
     specs = [codecs.SPECS / f"{name}.pse" for name in REGISTRY]
     subprocess.run(
         [sys.executable, "-m", "compll", "gen", *specs, "--target", "cpp", "-o", folder],
@@ -162,21 +168,22 @@ def _build(folder: Path, compiler: str, flag: str) -> Path:
         check=True,
         timeout=60,
     )
-    flags = ["-O3", "-std=c++17", "-ffp-contract=off", "-fPIC", flag, "-DTF_HIPS_NO_CLONES"]
+    flags = [flag for flag in toolchain.flags(tuple(compiler)) if flag != "-shared"]
+    flags += ["-Wall", "-Wextra", "-Werror", "-I", str(ROOT), "-c"]
     sources = [*folder.glob("*.codec.cc"), *ROOT.glob("tf_hips/cc/runtime/*.cc")]
 
     def compiled(source: Path) -> Path:
         target = folder / f"{source.name}.o"
-        command = [compiler, *flags, "-I", str(ROOT), "-c", str(source), "-o", str(target)]
+        command = [*compiler, *flags, str(source), "-o", str(target)]
         subprocess.run(command, check=True, timeout=BUILD_DEADLINE_S)
         return target
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(compiled, sources))
     library_path = folder / "libtf_hips_native.so"
+    exports = f"-Wl,--version-script={ROOT / 'tf_hips/cc/native_exports.lds'}"
+    link = ["-shared", "-pthread", exports, "-Wl,--no-undefined"]
     subprocess.run(
-        [compiler, "-shared", "-pthread", *map(str, objects), "-o", str(library_path)],
-        check=True,
-        timeout=60,
+        [*compiler, *link, *map(str, objects), "-o", str(library_path)], check=True, timeout=60
     )
     return library_path

@@ -166,7 +166,8 @@ def library(source: Specification) -> Path:
 
     with _our_errors():
         compiler = toolchain.compiler()
-        command = (*compiler, *toolchain.flags(compiler), *toolchain.machine_flags())
+        toolchain.check_here(compiler)
+        command = (*compiler, *toolchain.flags(compiler), *toolchain.machine_flags(compiler))
         key = cache.key(command, compiler, cache.sources())
         entry = _cache.library(f"{name.replace('@', '-')}-{key}{LIBRARY}", is_good, make)
     # The disk may have been full when the library was made: it serves without, where it can be.

@@ -4,14 +4,19 @@
 // Where the processor has carry-less products, 64 bytes at a time are folded: what is so far,
 // times x^512 modulo the polynomial, joins the next 64 bytes without changing the remainder. What
 // is left are 16 bytes of the same remainder, which tables divide, as they do all bytes of other
-// processors. After V. Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ
-// Instruction", Intel, 2009, which derives the constants.
+// processors. AArch64 has instructions that divide by this polynomial. After V. Gopal et al., "Fast
+// CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction", Intel, 2009, which derives
+// the constants.
 #include "tf_hips/cc/runtime/checksum.h"
 
 #include <cstring>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__) && defined(__linux__) && !defined(__clang__)
+#define TF_HIPS_DIVIDES 1
+#include <arm_acle.h>
+#include <sys/auxv.h>
 #endif
 
 namespace {
@@ -90,6 +95,18 @@ TF_HIPS_FOLDS uint32_t DivideFolding(uint32_t state, const uint8_t* data, int64_
   _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes), left);
   return Divide(Divide(0, bytes, sizeof(bytes)), data, n);
 }
+#elif defined(TF_HIPS_DIVIDES)
+// By instructions that divide by this very polynomial.
+__attribute__((target("+crc"))) uint32_t DivideByWords(uint32_t state, const uint8_t* data,
+                                                       int64_t n) {
+  for (; n >= 8; n -= 8, data += 8) {
+    uint64_t word;
+    std::memcpy(&word, data, 8);
+    state = __crc32d(state, word);
+  }
+  for (; n > 0; --n, ++data) state = __crc32b(state, *data);
+  return state;
+}
 #endif
 
 }  // namespace
@@ -102,6 +119,8 @@ uint32_t tf_hips_crc32(uint32_t crc, const void* data, int64_t n) {
   if (n >= 64 && __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1")) {
     return ~DivideFolding(state, bytes, n);
   }
+#elif defined(TF_HIPS_DIVIDES)
+  if ((getauxval(AT_HWCAP) & HWCAP_CRC32) != 0) return ~DivideByWords(state, bytes, n);
 #endif
   return ~Divide(state, bytes, n);
 }

@@ -33,8 +33,9 @@ class ScopedExactDenormals {
   static void Write(Word word) { _mm_setcsr(word); }
 #elif defined(__aarch64__)
   using Word = uint64_t;
-  // Flush to zero (bit 24) and the rounding mode (22, 23) of FPCR.
-  static constexpr Word kFlags = 0x1C00000u;
+  // Of FPCR: flush to zero (bit 24), the rounding mode (22, 23), and of processors with Armv8.7
+  // also denormals are zero (bit 0) and what x86-64 does instead (bit 1).
+  static constexpr Word kFlags = 0x1C00003u;
   static Word Read() {
     Word word;
     asm volatile("mrs %0, fpcr" : "=r"(word));

@@ -14,8 +14,11 @@ namespace tf_hips {
 
 // The flags of 64 elements as bits.
 TF_HIPS_INLINE uint64_t flag_bits(const bool* flags) {
+#if defined(TF_HIPS_HAS_NEON)
+  if (machine() == Machine::kNeon) return bits_of_bytes(reinterpret_cast<const uint8_t*>(flags));
+#endif
   uint64_t bits = 0;
-#if defined(TF_HIPS_HAS_VECTORS)
+#if defined(TF_HIPS_HAS_AVX)
   for (int k = 0; k < 64; k += 16) {
     const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(flags + k));
     const int found = _mm_movemask_epi8(_mm_slli_epi16(x, 7));
@@ -27,7 +30,7 @@ TF_HIPS_INLINE uint64_t flag_bits(const bool* flags) {
   return bits;
 }
 
-#if defined(TF_HIPS_HAS_VECTORS)
+#if defined(TF_HIPS_HAS_AVX)
 // Where the lanes of a register come from that holds, of eight lanes, those whose bit is set, in
 // order: a byte each.
 struct KeptLanes {

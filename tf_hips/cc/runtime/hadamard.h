@@ -25,7 +25,7 @@ TF_HIPS_INLINE float hadamard_scale(int64_t length) {
   return length == 2 ? power * 0.70710678f : power;
 }
 
-#if defined(TF_HIPS_HAS_VECTORS)
+#if defined(TF_HIPS_HAS_AVX)
 namespace avx512 {
 
 #pragma GCC diagnostic push
@@ -83,6 +83,37 @@ TF_HIPS_AVX2_INLINE Row row_butterflies(Row x) {
 #undef TF_HIPS_ROWS_APART
 
 }  // namespace avx2
+#elif defined(TF_HIPS_HAS_NEON)
+namespace neon {
+
+// The stages of strides 1 and 2 of two parts of a row. Each addition is of two parts' elements;
+// those of one part are together again in the end.
+TF_HIPS_NEON_INLINE void pair_butterflies(float32x4_t& a, float32x4_t& b) {
+  const float32x4_t even = vtrn1q_f32(a, b), odd = vtrn2q_f32(a, b);
+  const float64x2_t sum = vreinterpretq_f64_f32(vaddq_f32(even, odd));
+  const float64x2_t rest = vreinterpretq_f64_f32(vsubq_f32(even, odd));
+  const float32x4_t first = vreinterpretq_f32_f64(vtrn1q_f64(sum, rest));
+  const float32x4_t second = vreinterpretq_f32_f64(vtrn2q_f64(sum, rest));
+  const float32x4_t low = vaddq_f32(first, second), high = vsubq_f32(first, second);
+  a = vuzp1q_f32(low, high);
+  b = vuzp2q_f32(low, high);
+}
+
+TF_HIPS_NEON_INLINE Row row_butterflies(Row x) {
+  pair_butterflies(x.part[0], x.part[1]);
+  pair_butterflies(x.part[2], x.part[3]);
+  const float32x4_t a = vaddq_f32(x.part[0], x.part[1]), b = vsubq_f32(x.part[0], x.part[1]);
+  const float32x4_t c = vaddq_f32(x.part[2], x.part[3]), d = vsubq_f32(x.part[2], x.part[3]);
+  return {{vaddq_f32(a, c), vaddq_f32(b, d), vsubq_f32(a, c), vsubq_f32(b, d)}};
+}
+
+#define TF_HIPS_ROWS_INLINE TF_HIPS_NEON_INLINE
+#define TF_HIPS_ROWS_APART TF_HIPS_NEON inline
+#include "tf_hips/cc/runtime/hadamard_rows.h"
+#undef TF_HIPS_ROWS_INLINE
+#undef TF_HIPS_ROWS_APART
+
+}  // namespace neon
 #endif
 
 // The same one stage after another, of any power of two of elements.
@@ -107,7 +138,7 @@ TF_HIPS_APART void hadamard_plain(const float* in, int64_t length, float* out) {
 
 // `count` blocks of one length, a power of two, one behind another. `out` may be `in`.
 TF_HIPS_INLINE void hadamard_each(const float* in, int64_t count, int64_t length, float* out) {
-#if defined(TF_HIPS_HAS_VECTORS)
+#if defined(TF_HIPS_HAS_AVX)
   if (length >= kLanes) {
     const float scale = hadamard_scale(length);
     switch (machine()) {
@@ -120,6 +151,11 @@ TF_HIPS_INLINE void hadamard_each(const float* in, int64_t count, int64_t length
       default:
         break;
     }
+  }
+#elif defined(TF_HIPS_HAS_NEON)
+  if (length >= kLanes && machine() == Machine::kNeon) {
+    neon::hadamard_blocks(in, count, length / kLanes, hadamard_scale(length), out);
+    return;
   }
 #endif
   for (int64_t k = 0; k < count; ++k) hadamard_plain(in + k * length, length, out + k * length);

@@ -30,7 +30,7 @@ class LateTiles {
 
   // Whether lines can be written so.
   static TF_HIPS_INLINE bool can_write([[maybe_unused]] const float* out) {
-#if defined(TF_HIPS_HAS_VECTORS)
+#if defined(TF_HIPS_HAS_AVX)
     return reinterpret_cast<uintptr_t>(out) % sizeof(float) == 0;
 #else
     return false;

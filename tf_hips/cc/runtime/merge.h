@@ -24,7 +24,7 @@ namespace tf_hips {
 template <int32_t kRows, int32_t kMost, typename One, typename More, typename Most>
 inline void merge_ranges(int32_t num, int64_t n, int32_t mode, float* out, const One& one,
                          const More& more, const Most& most) {
-#if defined(TF_HIPS_HAS_VECTORS)
+#if defined(TF_HIPS_HAS_AVX)
   // What AVX-512 keeps in its 32 registers takes a tenth longer in AVX2's 16.
   const int32_t at_most = machine() == Machine::kAvx512 ? kMost : kRows;
 #else

@@ -102,7 +102,7 @@ TF_HIPS_INLINE float reduce_rows(const float* values, int64_t rows) {
 
 // Folds rows of 16 values to `lanes` in registers that hold a row; returns how many it did: none on
 // machines without them.
-#if defined(TF_HIPS_HAS_VECTORS)
+#if defined(TF_HIPS_HAS_AVX)
 typedef float RowVector __attribute__((vector_size(64)));
 typedef float RowVectorInMemory __attribute__((vector_size(64), aligned(4), may_alias));
 

@@ -129,7 +129,7 @@ struct V {
 
 }  // namespace base
 
-#if defined(TF_HIPS_HAS_VECTORS) && !defined(__clang__)
+#if defined(TF_HIPS_HAS_AVX) && !defined(__clang__)
 #define TF_HIPS_ROBUST_WIDE 1
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -227,11 +227,59 @@ struct V {
 #pragma GCC diagnostic pop
 #endif
 
+#if defined(TF_HIPS_HAS_NEON)
+namespace neon {
+
+constexpr int kInRegisters = RowsInRegisters(32);
+constexpr int kTile = 4, kGroup = 8;
+
+struct V {
+  static constexpr int kWidth = 4;
+  float32x4_t x;
+
+  static V Zero() { return Set(0.0f); }
+  static V Set(float value) { return {vdupq_n_f32(value)}; }
+  static V Load(const float* from) { return {vld1q_f32(from)}; }
+  void Store(float* to) const { vst1q_f32(to, x); }
+  void Keep() { asm("" : "+w"(x)); }
+  static V Add(V a, V b) { return {vaddq_f32(a.x, b.x)}; }
+  static V Sub(V a, V b) { return {vsubq_f32(a.x, b.x)}; }
+  static V Mul(V a, V b) { return {vmulq_f32(a.x, b.x)}; }
+  static V Div(V a, V b) { return {vdivq_f32(a.x, b.x)}; }
+  static V Fma(V a, V b, V c) { return {vfmaq_f32(c.x, a.x, b.x)}; }
+  // Its own minimum and maximum of NaN are NaN, and not the second one.
+  static V Min(V a, V b) { return {vbslq_f32(vcltq_f32(a.x, b.x), a.x, b.x)}; }
+  static V Max(V a, V b) { return {vbslq_f32(vcgtq_f32(a.x, b.x), a.x, b.x)}; }
+  static void Exchange(V& low, V& high) {
+    const V a = low, b = high;
+    low = Min(a, b);
+    high = Max(a, b);
+  }
+  static uint32x4_t Greater(V a, V b) { return vcgtq_f32(a.x, b.x); }
+  static V ZeroWhere(uint32x4_t mask, V a) {
+    return {vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(a.x), mask))};
+  }
+  static V ZeroUnless(uint32x4_t mask, V a) {
+    return {vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(a.x), mask))};
+  }
+  void AddTo(double* sums) const {
+    vst1q_f64(sums, vaddq_f64(vld1q_f64(sums), vcvt_f64_f32(vget_low_f32(x))));
+    vst1q_f64(sums + 2, vaddq_f64(vld1q_f64(sums + 2), vcvt_high_f64_f32(x)));
+  }
+};
+
+#include "tf_hips/cc/runtime/robust_loops.h"
+
+}  // namespace neon
+#endif
+
 const Loops& TheLoops() {
 #if defined(TF_HIPS_ROBUST_WIDE)
   // No machine has AVX2 without fused multiply-add, but for one of VIA's.
   if (machine() == Machine::kAvx512) return avx512::kLoops;
   if (machine() == Machine::kAvx2 && __builtin_cpu_supports("fma")) return avx2::kLoops;
+#elif defined(TF_HIPS_HAS_NEON)
+  if (machine() == Machine::kNeon) return neon::kLoops;
 #endif
   return base::kLoops;
 }

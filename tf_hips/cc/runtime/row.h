@@ -11,6 +11,7 @@
 
 #include "tf_hips/cc/runtime/row_avx2.h"
 #include "tf_hips/cc/runtime/row_avx512.h"
+#include "tf_hips/cc/runtime/row_neon.h"
 #include "tf_hips/cc/runtime/target.h"
 #include "tf_hips/cc/runtime/vectors.h"
 

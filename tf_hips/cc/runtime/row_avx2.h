@@ -15,7 +15,7 @@
 #include "tf_hips/cc/runtime/target.h"
 #include "tf_hips/cc/runtime/vectors.h"
 
-#if defined(TF_HIPS_HAS_VECTORS)
+#if defined(TF_HIPS_HAS_AVX)
 namespace tf_hips::avx2 {
 
 struct Row {
@@ -410,6 +410,6 @@ TF_HIPS_AVX2_INLINE float combine_row(float init, Row row) {
 }
 
 }  // namespace tf_hips::avx2
-#endif  // TF_HIPS_HAS_VECTORS
+#endif  // TF_HIPS_HAS_AVX
 
 #endif  // TF_HIPS_CC_RUNTIME_ROW_AVX2_H_

@@ -13,7 +13,7 @@
 #include "tf_hips/cc/runtime/target.h"
 #include "tf_hips/cc/runtime/vectors.h"
 
-#if defined(TF_HIPS_HAS_VECTORS)
+#if defined(TF_HIPS_HAS_AVX)
 namespace tf_hips::avx512 {
 
 #pragma GCC diagnostic push
@@ -325,6 +325,6 @@ TF_HIPS_AVX512_INLINE float combine_row(float init, Row row) {
 #pragma GCC diagnostic pop
 
 }  // namespace tf_hips::avx512
-#endif  // TF_HIPS_HAS_VECTORS
+#endif  // TF_HIPS_HAS_AVX
 
 #endif  // TF_HIPS_CC_RUNTIME_ROW_AVX512_H_

@@ -30,7 +30,7 @@ inline bool find_past_caches() {
 }
 inline const bool kPastCaches = find_past_caches();
 
-#if defined(TF_HIPS_HAS_VECTORS)
+#if defined(TF_HIPS_HAS_AVX)
 // Floats ahead of a line that are asked for when it is written through the caches. Beyond the
 // vector's end nothing happens.
 constexpr int64_t kAheadOfStores = 1152;
@@ -103,12 +103,12 @@ TF_HIPS_INLINE int64_t stream_wide(const float* tile, int64_t lines, float* out)
 }
 
 #pragma GCC diagnostic pop
-#endif  // TF_HIPS_HAS_VECTORS
+#endif  // TF_HIPS_HAS_AVX
 
 // Copies a tile to memory. Lines at the ends, which the tile shares, go the ordinary way. Before
 // others read: stream_end().
 TF_HIPS_INLINE void stream_tile(const float* tile, int64_t count, float* out) {
-#if defined(TF_HIPS_HAS_VECTORS)
+#if defined(TF_HIPS_HAS_AVX)
   constexpr int64_t kLine = 16;
   const uintptr_t past = reinterpret_cast<uintptr_t>(out) % 64;
   const int64_t head = past % 4 != 0 ? count : static_cast<int64_t>((64 - past) % 64 / 4);
@@ -130,7 +130,7 @@ TF_HIPS_INLINE void stream_tile(const float* tile, int64_t count, float* out) {
 }
 
 TF_HIPS_INLINE void stream_end() {
-#if defined(TF_HIPS_HAS_VECTORS)
+#if defined(TF_HIPS_HAS_AVX)
   if (kPastCaches) _mm_sfence();
 #endif
 }

@@ -133,7 +133,7 @@ class Stream {
 
   TF_HIPS_INLINE void put(const float* tile, int64_t count, float* out) {
     if (held_ != 0 && count % kLine == 0) {
-#if defined(TF_HIPS_HAS_VECTORS)
+#if defined(TF_HIPS_HAS_AVX)
       if (stream_on_wide(tile, count / kLine, held_, line_, begin_) != 0) {
         begin_ += count;
         return;

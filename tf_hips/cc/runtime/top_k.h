@@ -104,9 +104,15 @@ struct Candidates {
   uint32_t* places;
 };
 
+// The float that the numbers of which keys are at least `least`, which is not 0, are at least.
+TF_HIPS_INLINE float least_float(uint32_t least) {
+  const float low = -std::numeric_limits<float>::infinity();
+  return least <= float_key(low) ? low : key_float(least);
+}
+
 // Appends to `found` candidates the elements of a tile, the first of them at `base`, whose keys are
 // at least `least`. Writes up to 16 words behind the last one. Return how many there are then.
-#if defined(TF_HIPS_HAS_VECTORS)
+#if defined(TF_HIPS_HAS_AVX)
 template <bool kSize>
 TF_HIPS_AVX512 inline int64_t take_avx512(const float* tile, int64_t base, int64_t count,
                                           uint32_t least, const Candidates& to, int64_t found) {
@@ -162,12 +168,6 @@ TF_HIPS_AVX512 inline int64_t keep_avx512(const Candidates& in, int64_t found, u
 }
 
 TF_HIPS_INLINE bool has_compression() { return machine() == Machine::kAvx512; }
-
-// The float that the numbers of which keys are at least `least`, which is not 0, are at least.
-TF_HIPS_INLINE float least_float(uint32_t least) {
-  const float low = -std::numeric_limits<float>::infinity();
-  return least <= float_key(low) ? low : key_float(least);
-}
 
 constexpr int64_t kTaken = 64;  // elements that take_avx2 looks at together
 
@@ -257,6 +257,44 @@ TF_HIPS_AVX2 inline int64_t keep_avx2(const Candidates& in, int64_t found, uint3
 
 TF_HIPS_INLINE bool has_half_compression() { return machine() == Machine::kAvx2; }
 #else
+#if defined(TF_HIPS_HAS_NEON)
+// Of words that have all bits or none, of 16 elements, in bytes.
+TF_HIPS_NEON_INLINE uint8x16_t bytes_of_words(const uint32x4_t* words) {
+  const uint16x8_t first =
+      vuzp1q_u16(vreinterpretq_u16_u32(words[0]), vreinterpretq_u16_u32(words[1]));
+  const uint16x8_t second =
+      vuzp1q_u16(vreinterpretq_u16_u32(words[2]), vreinterpretq_u16_u32(words[3]));
+  return vuzp1q_u8(vreinterpretq_u8_u16(first), vreinterpretq_u8_u16(second));
+}
+
+// For a multiple of 64 elements, of a `least` that is not 0.
+template <bool kSize>
+TF_HIPS_NEON inline int64_t take_neon(const float* tile, int64_t base, int64_t count,
+                                      uint32_t least, const Candidates& to, int64_t found) {
+  const float limit = least_float(least);
+  // This comparison of sizes is one of both sides' sizes.
+  const float32x4_t bottom = vdupq_n_f32(kSize ? std::max(limit, 0.0f) : limit);
+  const uint8x8_t bit = vcreate_u8(0x8040201008040201);
+  for (int64_t k = 0; k < count; k += 64) {
+    uint8x16_t bytes[4];
+    for (int64_t l = 0; l < 4; ++l) {
+      uint32x4_t flags[4];
+      for (int64_t m = 0; m < 4; ++m) {
+        const float32x4_t value = vld1q_f32(tile + k + 16 * l + 4 * m);
+        flags[m] = kSize ? vcageq_f32(value, bottom) : vcgeq_f32(value, bottom);
+      }
+      bytes[l] = vandq_u8(bytes_of_words(flags), vcombine_u8(bit, bit));
+    }
+    const uint64_t taken = join_bits(bytes[0], bytes[1], bytes[2], bytes[3]);
+    found = for_bits(taken, k, found, [&](int64_t at, int64_t j) TF_HIPS_INLINED {
+      // What reaches a key is a number.
+      to.keys[at] = float_key(ranked<kSize>(tile[j]) + 0.0f);
+      to.places[at] = static_cast<uint32_t>(base + j);
+    });
+  }
+  return found;
+}
+#endif
 constexpr int64_t kTaken = 64;
 template <bool kSize>
 inline int64_t take_avx2(const float*, int64_t, int64_t, uint32_t, const Candidates&, int64_t) {
@@ -283,6 +321,13 @@ TF_HIPS_INLINE int64_t take_tile(const float* tile, int64_t base, int64_t count,
     tile += whole, base += whole, count -= whole;
     if (count == 0) return found;
   }
+#if defined(TF_HIPS_HAS_NEON)
+  if (machine() == Machine::kNeon && least != 0) {
+    const int64_t whole = count / 64 * 64;
+    found = take_neon<kSize>(tile, base, whole, least, to, found);
+    tile += whole, base += whole, count -= whole;
+  }
+#endif
   alignas(64) uint32_t keys[kTile];
   alignas(64) bool flags[kTile];
   for (int64_t j = 0; j < count; ++j) keys[j] = rank_key(ranked<kSize>(tile[j]));

@@ -40,7 +40,7 @@ struct WordSteps {
   uint64_t low, high, pair, next;
 };
 
-#if !defined(TF_HIPS_HAS_VECTORS)
+#if !defined(TF_HIPS_HAS_AVX)
 
 TF_HIPS_INLINE int64_t pack_many_words(const uint16_t*, int64_t, int32_t, uint8_t*) { return 0; }
 TF_HIPS_INLINE int64_t unpack_many_words(const uint8_t*, int64_t, int32_t, uint16_t*) { return 0; }
@@ -145,7 +145,7 @@ TF_HIPS_INLINE int64_t unpack_many_words(const uint8_t* in, int64_t count, int32
 }
 
 #pragma GCC diagnostic pop
-#endif  // TF_HIPS_HAS_VECTORS
+#endif  // TF_HIPS_HAS_AVX
 
 // The whole groups of `count` codes. Their bytes, of which there are at least 9, are moved as two
 // words that overlap.
