@@ -24,7 +24,11 @@ TF_HIPS_HOT uint32_t Move(const float* g, const float* m, float beta, float* new
   const float rest = 1.0f - beta;
   uint32_t bad = 0;
   // Else the compiler would ask whether new_m overlaps m, and take the slow loop where it is m.
+#if defined(__clang__)
+#pragma clang loop vectorize(assume_safety)
+#else
 #pragma GCC ivdep
+#endif
   for (int64_t i = 0; i < n; ++i) {
     const float sum = m[i] * beta + g[i] * rest;
     const float moved = __builtin_fabsf(sum) <= kTiny ? 0.0f : sum;
