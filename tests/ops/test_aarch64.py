@@ -7,6 +7,7 @@ says how fast anything is.
 
 import ctypes
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -15,22 +16,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import tf_hips
 from tests.ops import test_machines as machines
 from tests.support import foreign
+from tf_hips.errors import LibraryError
 
 pytestmark = [
     pytest.mark.heavy,  # compiles, and emulates
     pytest.mark.skipif(bool(foreign.missing()), reason=foreign.missing() or "all is there"),
 ]
 
+HERE = f"a machine like this, {platform.machine()}, cannot load it"
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 900
 # Suites that call the native library, and which of their tests do it in another way: codecs that
 # are loaded while a process runs are this machine's, and so is the library of other processes.
 SUITES = {
     "codecs": ("tests/ops/test_conformance.py", "not registry and not graph"),
-    "state": ("tests/ops/test_state.py", "not loaded and not registry"),
-    "momentum": ("tests/ops/test_momentum.py", "not loaded"),
+    "state": ("tests/ops/test_state.py", "not loaded and not registry and not refused"),
+    "momentum": ("tests/ops/test_momentum.py", "not operation and not refused"),
     "promises": ("tests/ops/test_promises.py tests/ops/test_by_hand.py", "not loaded"),
     "packets": (
         "tests/ops/test_native.py tests/ops/test_selection.py",
@@ -116,6 +120,19 @@ def test_every_codec_makes_the_same(native: Path, machine: str, threads: str) ->
 @pytest.mark.parametrize("suite", SUITES)
 def test_suites_of_the_native_library(native: Path, suite: str) -> None:
     assert "passed" in run_suite(SUITES[suite], native)
+
+
+def test_a_library_is_made_for_there_and_refused_here(tmp_path: Path) -> None:
+    environment = {**os.environ, "CXX": foreign.compiler()}
+    spec = ROOT / "tests/compll/momentum.pse"
+    command = [sys.executable, "-m", "compll", "gen", str(spec), "-o", str(tmp_path), "--build"]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
+    built = Path(done.stdout.strip())
+    assert done.stderr == f"compll: built for aarch64: {HERE}\n"
+    with pytest.raises(LibraryError, match="it is for aarch64, and this processor is"):
+        tf_hips.load(built)
 
 
 def test_what_a_function_must_not_do_is_told(tmp_path: Path) -> None:

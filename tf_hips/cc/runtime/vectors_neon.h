@@ -183,7 +183,8 @@ TF_HIPS_NEON_INLINE void noise_group_neon(const PhiloxInput& input, const Philox
     }
   }
   for (int k = 0; k < kAtOnce; ++k) {
-    vst4q_u32(reinterpret_cast<uint32_t*>(words + 64 * k), {{c0[k], c1[k], c2[k], c3[k]}});
+    const uint32x4x4_t all = {{c0[k], c1[k], c2[k], c3[k]}};
+    vst4q_u32(reinterpret_cast<uint32_t*>(words + 64 * k), all);
   }
 }
 
