@@ -11,11 +11,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import tomllib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from tools import horovod_patch
 
@@ -31,6 +33,9 @@ STAND_IN = r"""#!/usr/bin/env bash
 set -euo pipefail
 case "$*" in
   -) cat >/dev/null; echo tensorflow_cpu-2.21.0-cp311-linux_x86_64 ;;
+  "-c import pip, sys"*) echo 3.11 ;;
+  "-c "*tomllib*) echo pip==26 ;;
+  "-m pip install "*) echo "$*" >>{installs} ;;
   "-m zipfile -t "* | */tools/horovod_patch.py\ *) exec {python} "$@" ;;
   "-m pip download "*) cp {sdist} "${{@: -1}}/" ;;
   "-m pip wheel "*)
@@ -53,6 +58,7 @@ class Clone:
         self.cache = folder / "cache"
         self.started, self.resume = folder / "started", folder / "resume"
         self._builds = folder / "builds"
+        self._installs = folder / "installs"
         for name, text in files.items():
             source = folder / "source" / SOURCE / name
             source.parent.mkdir(parents=True, exist_ok=True)
@@ -67,6 +73,7 @@ class Clone:
                 python=sys.executable,
                 sdist=sdist,
                 builds=self._builds,
+                installs=self._installs,
                 started=self.started,
                 resume=self.resume,
             ),
@@ -92,6 +99,12 @@ class Clone:
     def pause_builds(self) -> None:
         os.mkfifo(self.started)
         os.mkfifo(self.resume)
+
+    def set_up(self, **environment: str) -> tuple[list[str], str]:
+        """Runs the whole set-up; what pip was told to install, and what was said."""
+        done = run_setup(self.folder, TF_HIPS_CACHE=str(self.cache), **environment)
+        assert done.returncode == 0, done.stderr
+        return self._installs.read_text(encoding="utf-8").splitlines(), done.stderr
 
     @property
     def num_builds(self) -> int:
@@ -189,7 +202,7 @@ def test_a_second_set_up_waits_for_the_first(clone: Clone) -> None:
 
 
 def run_setup(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    shutil.copytree(ROOT / "tools", folder / "tools")
+    shutil.copytree(ROOT / "tools", folder / "tools", dirs_exist_ok=True)
     for name in ("pyproject.toml", "hatch_build.py"):
         shutil.copy(ROOT / name, folder)
     return subprocess.run(
@@ -224,6 +237,46 @@ def test_a_python_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "PYTHON=python-of-the-future" in done.stderr
+
+
+def on_machine(folder: Path, machine: str) -> dict[str, str]:
+    """What makes the set-up believe that it runs on this machine, with an NVIDIA device."""
+    tools = folder / "stand-ins"
+    tools.mkdir()
+    stub(tools / "uname", f"echo {machine}")
+    stub(tools / "nvidia-smi", "exit 0")
+    return {"PATH": f"{tools}:{os.environ['PATH']}"}
+
+
+def test_a_machine_without_wheels_of_tensorflow_is_refused(tmp_path: Path) -> None:
+    done = run_setup(tmp_path, **on_machine(tmp_path, "riscv64"))
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "must be x86_64 or aarch64" in line
+    assert line.endswith("Received: riscv64")
+
+
+def test_aarch64_has_one_tensorflow(clone: Clone) -> None:
+    venv = clone.folder / ".venv"
+    (venv / "pyvenv.cfg").write_text(f"command = python3 -m venv {venv}\n", encoding="utf-8")
+    (venv / "lib/python3.11/site-packages/tensorflow-2.21.0.dist-info").mkdir(parents=True)
+    installs, said = clone.set_up(**on_machine(clone.folder, "aarch64"))
+    assert any(line.endswith("--group dev --group tensorflow-cpu") for line in installs)
+    assert "its wheel for aarch64 does not know the NVIDIA device" in said
+    assert "making .venv" not in said
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_each_machine_gets_one_tensorflow(machine: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    extras, groups = project["project"]["optional-dependencies"], project["dependency-groups"]
+    wanted = {"x86_64": "tensorflow-cpu"}.get(machine, "tensorflow")
+    for texts in (extras["cpu"], groups["tensorflow-cpu"]):
+        needs = [Requirement(text) for text in texts]
+        chosen = [
+            need.name for need in needs if need.marker.evaluate({"platform_machine": machine})
+        ]
+        assert chosen == [wanted]
 
 
 def test_without_root_missing_tools_are_named_with_their_command(tmp_path: Path) -> None:

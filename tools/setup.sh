@@ -90,7 +90,7 @@ choose_python() {
 # for another version of Python, and it does not hold the other TensorFlow, whose files would lie in the same folder.
 venv_is_sound() {
   local other='tensorflow-2*'
-  [ "$tensorflow" = tensorflow-cpu ] || other='tensorflow_cpu-2*'
+  [ "$tensorflow" = tensorflow-cpu ] && [ "$machine" = x86_64 ] || other='tensorflow_cpu-2*'
   [ ! -e "$unfinished" ] && [ -x "$venv/bin/python" ] &&
     venv_version=$("$venv/bin/python" -c 'import pip, sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) &&
     grep -qxE "command = .* $venv" "$venv/pyvenv.cfg" &&
@@ -119,7 +119,20 @@ install_own() {
     pip_install --no-deps --no-build-isolation --editable .
 }
 
-if has_gpu; then tensorflow=tensorflow-gpu; else tensorflow=tensorflow-cpu; fi
+machine=$(uname -m)
+case $machine in
+  x86_64 | aarch64) ;;
+  *) die "the machine must be x86_64 or aarch64, which TensorFlow 2.21 has wheels for. Received: $machine" ;;
+esac
+# TensorFlow's wheel for AArch64 has no CUDA, so a device changes nothing there.
+tensorflow=tensorflow-cpu
+why="for the CPU, no NVIDIA device here; 1 to 3 minutes"
+if has_gpu && [ "$machine" = x86_64 ]; then
+  tensorflow=tensorflow-gpu
+  why="for the NVIDIA device here; several minutes and 4 GB"
+elif has_gpu; then
+  why="for the CPU: its wheel for $machine does not know the NVIDIA device here; 1 to 3 minutes"
+fi
 inputs=(pyproject.toml hatch_build.py tools/setup.sh tools/horovod_wheel.sh tools/horovod_patch.py)
 # The path is part of it: a venv that was moved or copied is no good.
 state=$(cat "${inputs[@]}" <(printf '%s\n%s\n' "$tensorflow" "$root") | sha256sum)
@@ -152,10 +165,6 @@ fi
 touch "$unfinished"
 rm -f "$stamp"
 step "installing pip and its kin into .venv" install_bootstrap
-case $tensorflow in
-  tensorflow-cpu) why="for the CPU, no NVIDIA device here; 1 to 3 minutes" ;;
-  *) why="for the NVIDIA device here; several minutes and 4 GB" ;;
-esac
 step "installing TensorFlow ($why) and the development tools" install_packages
 horovod=$(tools/horovod_wheel.sh)
 step "installing Horovod and this tree into .venv" install_own "$horovod"

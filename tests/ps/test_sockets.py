@@ -135,3 +135,19 @@ def test_a_process_short_of_descriptors_counts_later(monkeypatch: pytest.MonkeyP
             assert claimed <= Meter._claimed  # another meter must not take them for its own
         with second:
             assert meter.read().sent == 5
+
+
+def test_a_kernel_that_does_not_count_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = sockets._tcp_info
+    with listening() as address:
+        meter = Meter(*address)
+        with meter.connecting():
+            mine = socket.create_connection(address)
+        with mine:
+            mine.sendall(b"abc")
+            assert meter.read().sent == 3
+            # What qemu answers for a program of another processor.
+            monkeypatch.setattr(sockets, "_tcp_info", lambda connection: whole(connection)[:4])
+            assert meter.read() == sockets.WireBytes()
+            meter.settle()
+            assert meter.read() == sockets.WireBytes()

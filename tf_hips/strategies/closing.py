@@ -173,7 +173,8 @@ class Closing(keras.callbacks.Callback):
             raise ProtocolError(
                 f"All workers must do the same to the model. Received: after epoch {epoch + 1} "
                 f"{different}; a callback that sets weights or the learning rate belongs on all "
-                "workers, with the same decisions."
+                "workers, with the same decisions, and workers on unlike processors need an "
+                "optimizer that rounds alike on them (docs/assumptions.md)."
             )
 
     def _check_optimizer(self) -> None:
