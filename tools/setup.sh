@@ -61,7 +61,7 @@ install_debian_packages() {
   ((${#packages[@]})) || return 0
   [ "$(id -u)" = 0 ] || sudo='sudo '
   if ! command -v apt-get >/dev/null || { [ -n "$sudo" ] && ! sudo -n true 2>/dev/null; }; then
-    die "missing: ${packages[*]}. On Debian 12, install with: ${sudo}apt-get install ${packages[*]}"
+    die "missing: ${packages[*]}. On Debian, install with: ${sudo}apt-get install ${packages[*]}"
   fi
   [ -z "$sudo" ] || as_root=(sudo -n)
   step "installing ${packages[*]} from Debian, up to 3 minutes" apt_install "${packages[@]}"
