@@ -4,7 +4,7 @@
     python tools/horovod_patch.py FOLDER    the unpacked source; ends with 1 if it is another one
 
 Each change replaces lines that must occur exactly once, so that a source that differs is refused
-instead of built as it is. Why: docs/decisions/0005-horovod-wheel.md and 0022-both-directions-at-once.md.
+instead of built as it is. Why: docs/decisions/0022-both-directions-at-once.md.
 """
 
 import dataclasses
