@@ -11,6 +11,7 @@ import fcntl
 import functools
 import hashlib
 import os
+import platform
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -115,7 +116,9 @@ def key(command: Iterable[str], compiler: tuple[str, ...], *more: bytes) -> str:
         BuildError: it is no compiler.
     """
     digest = hashlib.sha256()
-    for part in ("\0".join(command).encode(), toolchain.version(compiler), *more):
+    # A compiler says the same of itself on unlike processors, and they may share a cache.
+    named = "\0".join([platform.machine(), *command])
+    for part in (named.encode(), toolchain.version(compiler), *more):
         digest.update(f"{len(part)}\0".encode() + part)
     return digest.hexdigest()[:24]
 

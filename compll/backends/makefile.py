@@ -28,7 +28,7 @@ TEXT = f"""\
 # All codecs that lie here. PYTHON must import compll, and for the operations TensorFlow.
 
 PYTHON ?= python3
-CXX ?= g++
+CXX := $(or $(strip $(CXX)),g++)
 NVCC ?= nvcc
 OURS := $(shell $(PYTHON) -m compll includes)
 $(if $(OURS),,$(error `$(PYTHON) -m compll includes` must name a folder: set PYTHON))

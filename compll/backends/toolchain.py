@@ -8,6 +8,7 @@ import functools
 import hashlib
 import os
 import platform
+import re
 import shlex
 import shutil
 import struct
@@ -51,6 +52,8 @@ _LEVELS = (
     (frozenset([*_V3.split(), *_V4.split()]), (*_V3_FLAGS, *_V4_FLAGS)),
     (frozenset(_V3.split()), _V3_FLAGS),
 )
+# What compilers say that they make code for, such as x86_64-pc-linux-gnu.
+_TARGET = re.compile(r"(\w+)(-[\w.]+)+")
 # Names that systems and compilers have for what Linux calls otherwise.
 _SAME = {"amd64": "x86_64", "arm64": "aarch64"}
 # The start of an ELF file of 64 bits, little-endian. Of its header: the processor, where the tables
@@ -133,11 +136,13 @@ def target(compiler: tuple[str, ...]) -> str:
     """
     asked = [*compiler, "-dumpmachine"]
     try:
-        done = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run(
+            asked, capture_output=True, text=True, errors="replace", timeout=60, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return platform.machine()
-    name = done.stdout.strip().partition("-")[0]
-    return _SAME.get(name, name) or platform.machine()
+    found = _TARGET.fullmatch(done.stdout.strip())
+    return platform.machine() if found is None else _SAME.get(found[1], found[1])
 
 
 def check_here(compiler: tuple[str, ...]) -> None:

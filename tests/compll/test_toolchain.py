@@ -182,6 +182,15 @@ def test_a_compiler_for_another_processor(cross, monkeypatch):
     assert toolchain.target(("/bin/true",)) == toolchain.target(("/none",)) == platform.machine()
     monkeypatch.delenv("TF_HIPS_CPU", raising=False)
     monkeypatch.setattr(toolchain, "_instructions", lambda: V4)
+    odd = Path(cross[0]).with_name("odd-g++")
+    for says, found in {
+        "Using built-in specs.": platform.machine(),
+        "x86_64": platform.machine(),
+        "arm64-linux-gnu": "aarch64",
+    }.items():
+        odd.write_text(f"#!/bin/sh\necho '{says}'\n")
+        odd.chmod(0o755)
+        assert toolchain.target.__wrapped__((str(odd),)) == found
     assert toolchain.target(cross) == "riscv64"
     assert toolchain.machine_flags(cross) == ()
     with pytest.raises(BuildError, match=r"must compile for this processor.*Received: .*riscv64"):
@@ -207,6 +216,15 @@ def test_a_library_for_another_processor_is_told(tmp_path):
         loaded.identity(file)
 
 
+def test_unlike_processors_share_a_cache(monkeypatch):
+    """Their compilers may have the same path, version and flags."""
+    compiler = toolchain.compiler()
+    keys = {cache.key(compiler, compiler), cache.key(compiler, compiler)}
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    assert len(keys | {cache.key(compiler, compiler)}) == 2
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the flags are those of x86-64")
 @pytest.mark.heavy  # compiles
 def test_a_library_is_for_the_machine_at_hand(tmp_path, monkeypatch):
     """Machines that share a cache do not take each other's entries, and compile what they can."""

@@ -132,7 +132,7 @@ if platform.machine() == "x86_64":
 def test_each_face_does_what_is_defined(
     face: Callable[[Compressor, Floats, Floats], tuple[bytes, Floats]], n: int
 ) -> None:
-    """Bit for bit: signs of 0 and what NaN hold, what overflows, and what is kept as NaN."""
+    """Bit for bit: signs of 0, where NaN are, what overflows, and what is kept as NaN."""
     for seed, beta in enumerate((0.0, 0.1, 0.9, 0.9999)):
         value = momentum("fp32", beta=beta)
         x, m = floats(n, seed, m=False), floats(n, seed + 9, m=True)

@@ -36,7 +36,6 @@ from compll.backends.library import CompiledCodec
 from tests.support import children
 from tf_hips.ops import library
 
-ROOT = Path(__file__).resolve().parents[2]
 NATIVE = "TF_HIPS_TEST_FOREIGN"
 COMPILERS = ("aarch64-linux-gnu-g++", "aarch64-linux-gnu-g++-12")
 EMULATORS = ("qemu-aarch64-static", "qemu-aarch64")
