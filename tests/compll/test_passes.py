@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each pass by itself, and the verifiers between them: what is wrong does not pass."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -57,7 +58,8 @@ def test_the_command_shows_a_pass(name, capsys):
 def test_an_unknown_pass_is_refused(capsys):
     with pytest.raises(SystemExit):
         main(["ir", str(SPECS / "onebit.pse"), "--after", "magic"])
-    assert "'pack'" in capsys.readouterr().err
+    # Newer versions of Python do not put choices in quotes.
+    assert re.search(r"choose from .*\bpack\b", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("name", NAMES)
