@@ -97,17 +97,11 @@ class Contents:
         self._peers.together(lambda: self._read_state(backup))
         # Statistics and accumulated gradients are each worker's own.
         trained = [entry for entry in shared if entry.role == "weight" and entry.variable.trainable]
-        digest = snapshot.digest(trained)
-        if is_back:  # the others are elsewhere
-            everyone = self._peers.gather(digest)
-        else:
-            everyone = self._peers.gather_from_all(digest, "what was restored")
-        if any(one != everyone[0] for one in everyone):
-            odd = [number for number, one in enumerate(everyone) if one != everyone[0]]
-            raise ValueError(
-                "All workers must take up the same backup. Received: others than worker 0's on "
-                f"the workers {odd}"
-            )
+        weights = [entry.variable for entry in trained]
+        # While the others are elsewhere, those of this party agree alone.
+        different = self._peers.settle(weights, "weights that were restored", in_party=is_back)
+        if different:
+            raise ValueError(f"All workers must take up the same backup. Received: {different}")
         place = self._folder.place(backup)
         told: dict[str, Any] = {}
         # A rank whose file is damaged says so before others rely on it.

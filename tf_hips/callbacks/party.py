@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What callbacks ask of a strategy of tf_hips, whose modules are above them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -107,4 +107,25 @@ class Party(Protocol):
         Args:
             value: this worker's.
             label: what it is, for messages.
+        """
+
+    def settle(
+        self,
+        variables: Sequence[Any],
+        told_by_all: Sequence[Sequence[int | None] | None],
+        mine: Sequence[int | None] | None,
+        what: str,
+        *,
+        in_party: bool = False,
+    ) -> str:
+        """Makes equal what differs by rounding alone; says what differs by more, "" for nothing.
+
+        Called by all workers that have gathered the digests, eagerly.
+
+        Args:
+            variables: in an order that all have.
+            told_by_all: digests of each worker's; None: it is absent.
+            mine: those of this worker.
+            what: they are, for messages, the same on all.
+            in_party: whether only the ranks of this party call it.
         """

@@ -4,7 +4,8 @@
 Every method is called by all of them, in the same order. What fails on one is raised on all.
 """
 
-from collections.abc import Callable
+import binascii
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -12,6 +13,7 @@ import keras
 from tf_hips.callbacks.party import Backups, Party
 from tf_hips.comm import primitives
 from tf_hips.errors import PeerError
+from tf_hips.ps.terms.weights import bytes_of
 
 
 class Peers:
@@ -54,6 +56,24 @@ class Peers:
             return [value]
         everyone = self.strategy.gather_objects(value, label)
         return [one for one in everyone if one is not None]
+
+    def settle(self, variables: Sequence[Any], what: str, *, in_party: bool) -> str:
+        """Compares `variables`, and makes equal what differs by rounding alone.
+
+        Args:
+            variables: in an order that all have.
+            what: they are, for messages, the same on all.
+            in_party: whether only the ranks of this party meet.
+
+        Returns:
+            Which of whom is not that of whom; "" where nothing differs.
+        """
+        if self.strategy is None:
+            return ""
+        mine = [binascii.crc32(bytes_of(one.numpy())) for one in variables]
+        gather = primitives.gather_objects if in_party else self.strategy.gather_objects
+        told_by_all = gather(mine, f"digests of {what}")
+        return self.strategy.settle(variables, told_by_all, mine, what, in_party=in_party)
 
     @property
     def has_rounds(self) -> bool:

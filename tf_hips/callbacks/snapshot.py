@@ -110,11 +110,6 @@ def digests(chosen: Sequence[Entry]) -> list[str]:
     ]
 
 
-def digest(chosen: Sequence[Entry]) -> str:
-    """A digest of all values together."""
-    return hashlib.blake2b("".join(digests(chosen)).encode(), digest_size=16).hexdigest()
-
-
 def first_difference(there: Sequence[Any], here: Sequence[Any], where: str) -> str | None:
     """Says where two lists of kinds differ, or None.
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Callbacks that a strategy puts into a `fit`: the last one, and stand-ins for some of Keras'."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -15,6 +16,7 @@ from tf_hips.strategies import agreeing
 from tf_hips.strategies.adapted import adapted, check_equal, is_adapted
 from tf_hips.strategies.logs import digests
 from tf_hips.strategies.replicated import difference, frozen, replicated
+from tf_hips.strategies.rounding import Told, settle
 from tf_hips.strategies.same_script import Facts, check_same, facts_of, is_facts
 from tf_hips.strategies.settings import check_settings, comparable
 
@@ -81,7 +83,8 @@ class Closing(keras.callbacks.Callback):
         first, last = self._epochs
         own = [None if steps is None else int(steps), self.model._initial_epoch or first, last]
         facts = {**self._facts, "number of steps in an epoch": own[0]}
-        mine = [own, self._digests_if_equal(), adapted(self.model), facts]
+        values = self._digests_if_equal()
+        mine = [own, values, adapted(self.model), facts]
         what, parties = "the length of `fit`", agreeing.doubted(self._strategy)
         told_by_all = self._strategy.gather_objects(mine, what)
         told_by_all = agreeing.sound(parties, told_by_all, _is_beginning, what)
@@ -124,7 +127,7 @@ class Closing(keras.callbacks.Callback):
             check_settings(
                 agreeing.compared(parties, told_by_all, mine, lambda one: comparable(one[3]), what)
             )
-        self._begin_equal(compared(1, "the weights before `fit`"))
+        self._begin_equal([None if one is None else one[1] for one in told_by_all], values)
         self._strategy._fitting.untold.check(self.model)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -159,23 +162,29 @@ class Closing(keras.callbacks.Callback):
         self._is_inside, self._next = False, epoch + 1
         if self._strategy._is_alone():
             return
-        mine = [bool(self.model.stop_training), digests(replicated(self.model))]
+        variables = replicated(self.model)
+        values = digests(variables)
+        mine = [bool(self.model.stop_training), values]
         what, parties = "whether to stop after an epoch", agreeing.doubted(self._strategy)
         told_by_all = self._strategy.gather_objects(mine, what)
         told_by_all = agreeing.sound(parties, told_by_all, _is_end, what)
         self.model.stop_training = any(wish for wish, _ in filter(None, told_by_all))
+        digests_by_all = [None if one is None else one[1] for one in told_by_all]
         what = f"the model after epoch {epoch + 1}"
-        different = difference(
-            replicated(self.model),
-            agreeing.compared(parties, told_by_all, mine, lambda one: one[1], what),
-        )
+        different = settle(self._strategy, variables, digests_by_all, values, what)
         if different:
             raise ProtocolError(
                 f"All workers must do the same to the model. Received: after epoch {epoch + 1} "
                 f"{different}; a callback that sets weights or the learning rate belongs on all "
-                "workers, with the same decisions, and workers on unlike processors need an "
-                "optimizer that rounds alike on them (docs/assumptions.md)."
+                "workers, with the same decisions"
+                + (
+                    "."
+                    if parties is None
+                    else ", and below robust rules machines need an optimizer that rounds alike on "
+                    "them (docs/assumptions.md#unlike-processors)."
+                )
             )
+        self._strategy._fitting.untold.follow(variables, values)
 
     def _check_optimizer(self) -> None:
         for optimizer in optimizers.parts(self.model.optimizer):
@@ -197,16 +206,22 @@ class Closing(keras.callbacks.Callback):
         told = {id(one): digest for one, digest in zip(equal, digests(equal), strict=True)}
         return [told.get(id(variable)) for variable in variables]
 
-    def _begin_equal(self, everyone: agreeing.Named) -> None:
+    def _begin_equal(self, told_by_all: Sequence[Told], mine: Told) -> None:
         """Takes the first rank's weights where another one has loaded its own.
 
         Then also those that layers move: who loads a model loads them with it.
         """
-        variables = self._begun_with()
-        different = difference(variables, everyone)
+        variables, what = self._begun_with(), "the weights before `fit`"
+        is_over_parties = self._strategy.beginning.meetings.first_sync is not None
+        if is_over_parties:
+            different = settle(self._strategy, variables, told_by_all, mine, what)
+        else:
+            parties = agreeing.doubted(self._strategy)
+            everyone = agreeing.compared(parties, told_by_all, mine, lambda one: one, what)
+            different = difference(variables, everyone)
         if not different:
             return
-        if self._strategy.beginning.meetings.first_sync is not None:
+        if is_over_parties:
             raise ProtocolError(
                 f"All workers must begin with the same weights. Received: {different}; load them "
                 "on all workers."

@@ -15,6 +15,7 @@ from tf_hips.comm import primitives, watchdog
 from tf_hips.errors import ProtocolError, is_final
 from tf_hips.ps.client.shards import Connection
 from tf_hips.ps.client.welcome import Welcome
+from tf_hips.ps.terms.tree import bundle
 from tf_hips.strategies import places
 from tf_hips.strategies.agreeing import as_texts, doubted, from_texts
 from tf_hips.strategies.grouped import GroupedStrategy
@@ -134,6 +135,28 @@ class ConnectedStrategy(GroupedStrategy):
         self._takes_part = self._takes_part or self._is_resumed
         self._gathered_bytes += len(payload)
         return payloads
+
+    def most_gather_bytes(self) -> int:
+        """What a party may send at a time, as that of all is a bundle of a server above: rank 0."""
+        welcome = self._together()
+        if welcome is None:
+            return super().most_gather_bytes()
+        number = max(1, len(welcome.parties))
+        front = len(bundle([None] * number))
+        return max(1, (self._connected().max_gather_bytes - front) // number)
+
+    def from_party(self, party: int, label: str, payload: bytes) -> bytes | None:
+        """Bytes of one party, at all that keep step; None where it is absent. On rank 0, in turn.
+
+        Args:
+            party: which one.
+            label: what they are, for messages.
+            payload: this party's; those of others do not travel.
+        """
+        welcome = self._together()
+        if welcome is None:
+            return payload
+        return self._gather_bytes(label, payload if welcome.child == party else b"")[party]
 
     def _first_sync(self, values: list[np.ndarray]) -> list[np.ndarray]:
         if self._is_resumed:

@@ -30,6 +30,7 @@ from tf_hips.strategies.adapted import adapted, check_equal, is_adapted
 from tf_hips.strategies.closing import AtEpochEnds, Closing, Restoring
 from tf_hips.strategies.failures import Failures
 from tf_hips.strategies.replicated import difference, moving
+from tf_hips.strategies.rounding import settle
 from tf_hips.strategies.untold import Untold
 
 if TYPE_CHECKING:
@@ -184,7 +185,11 @@ class Fitting:
         everyone = agreeing.compared(parties, told_by_all, own, select, what)
         check_equal([(who, learned) for who, (_, learned) in everyone])
         compared = [model.weights[place] for place in places]
-        different = difference(compared, [(who, one) for who, (one, _) in everyone])
+        if beginning.meetings.first_sync is None:
+            different = difference(compared, [(who, one) for who, (one, _) in everyone])
+        else:
+            digests_by_all = [None if one is None else select(one)[0] for one in told_by_all]
+            different = settle(strategy, compared, digests_by_all, select(own)[0], what)
         if not different:
             if moved:
                 self._average_told(model, told_by_all, own[0])

@@ -28,7 +28,6 @@ from tf_hips import log
 from tf_hips.comm import primitives
 from tf_hips.errors import ProtocolError
 from tf_hips.ps.client.welcome import Welcome
-from tf_hips.ps.terms.tree import bundle
 from tf_hips.strategies import lying
 from tf_hips.strategies.gradients import Gradient, Summing
 from tf_hips.strategies.replicas import FirstSync
@@ -160,8 +159,8 @@ def meeting(strategy: "HierarchicalPS") -> FirstSync | None:
         own = b"".join(one.tobytes() for one in values)
         # Only the first party's are wanted; all know how many bytes, so all make as many gathers.
         told = b"".join(
-            _present(strategy._gather_bytes(title, piece if welcome.child == 0 else b"")[0], title)
-            for piece in _pieces(own, _piece_bytes(strategy, welcome))
+            _present(strategy.from_party(0, title, piece), title)
+            for piece in _pieces(own, strategy.most_gather_bytes())
         )
         found, begin = [], 0
         for one in values:
@@ -188,13 +187,6 @@ def _title(gradients: Sequence[Gradient], label: str) -> str:
     return f"{label}, {len(gradients)} gradients of shapes {shapes[:80]} ({digest})"
 
 
-def _piece_bytes(strategy: "HierarchicalPS", welcome: Welcome) -> int:
-    """What a party may send at a time: that of all is a bundle of a server above."""
-    number = max(1, len(welcome.parties))
-    front = len(bundle([None] * number))
-    return max(1, (strategy._connected().max_gather_bytes - front) // number)
-
-
 def _pieces(data: bytes, size: int) -> list[bytes]:
     return [data[begin : begin + size] for begin in range(0, len(data), size)]
 
@@ -213,7 +205,7 @@ class _Exchange:
         title = f"{self._title}, step {int(number)}"
         began = time.monotonic()
         rows: list[list[bytes | None]] = [[] for _ in workers]
-        for piece in _pieces(packets.tobytes(), _piece_bytes(strategy, self._welcome)):
+        for piece in _pieces(packets.tobytes(), strategy.most_gather_bytes()):
             for row, part in zip(rows, strategy._gather_bytes(title, piece), strict=True):
                 row.append(part)
         joined = [None if None in row else b"".join(part or b"" for part in row) for row in rows]

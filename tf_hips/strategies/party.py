@@ -61,6 +61,7 @@ from tf_hips.strategies.gradients import (
 )
 from tf_hips.strategies.groups import Groups
 from tf_hips.strategies.loan import WORKER, Loan
+from tf_hips.strategies.rounding import Told, settle
 from tf_hips.strategies.state import StrategyState
 from tf_hips.strategies.turns import Turns
 from tf_hips.strategies.without_server import WithoutServer
@@ -201,6 +202,18 @@ class PartyStrategy(ExactSums, WithoutServer, Strategy, Party):
             label: what it is, for messages.
         """
         return primitives.gather_objects(value, label)
+
+    def settle(
+        self,
+        variables: Sequence[Any],
+        told_by_all: Sequence[Told],
+        mine: Told,
+        what: str,
+        *,
+        in_party: bool = False,
+    ) -> str:
+        """Makes equal what differs by rounding alone; see `rounding`."""
+        return settle(self, variables, told_by_all, mine, what, in_party=in_party)
 
     def _is_statistic(self, variable: tf.Variable) -> bool:
         """Whether what is summed for `variable` is how far it has moved, and no gradient."""

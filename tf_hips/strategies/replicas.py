@@ -21,7 +21,7 @@ from tf_hips.ps.terms.weights import Refill, bytes_of, cut_weights
 
 # What is spread at a time: so little that on a slow link no rank waits long for the one that passes
 # it on, and so much that on a fast one it takes no longer than a large block.
-_BROADCAST_BYTES = 4 * 2**20
+SPREAD_BYTES = 4 * 2**20
 
 _NAME_BYTES = 8  # of a digest: of some thousand names none is taken for another
 
@@ -178,8 +178,8 @@ def synchronise(
         values = on_rank_0(lambda: first_sync(own)) or ()
     if primitives.size() > 1:
         if is_first:
-            for message in cut_weights(values, 0, _BROADCAST_BYTES):
-                _spread(message)
+            for message in cut_weights(values, 0, SPREAD_BYTES):
+                spread(message)
         else:
             _take(variables, total, left)
     if is_first and first_sync is not None:  # else it keeps what it has
@@ -201,11 +201,11 @@ def _take(variables: Sequence[tf.Variable], total: int, left: Collection[int]) -
     kinds = ((variable.dtype.as_numpy_dtype, variable.shape) for variable in variables)
     refill = Refill(kinds, give)
     while refill.held < total:
-        refill.take(_spread(bytes(min(_BROADCAST_BYTES, total - refill.held))))
+        refill.take(spread(bytes(min(SPREAD_BYTES, total - refill.held))))
 
 
-def _spread(message: bytes) -> memoryview:
-    """Rank 0's bytes, on all ranks; of the others the length counts."""
+def spread(message: bytes) -> memoryview:
+    """Rank 0's bytes, on all ranks; of the others the length counts. Eager."""
     sent = tf.constant(np.frombuffer(message, np.uint8))
     return memoryview(primitives.broadcast(sent, "weights").numpy())
 

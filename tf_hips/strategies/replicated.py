@@ -56,6 +56,11 @@ def difference(variables: Sequence[Any], everyone: Named) -> str:
     for who, one in everyone:
         for place, (here, there) in enumerate(itertools.zip_longest(values or [], one or [])):
             if here != there:
-                name = variables[place].path if place < len(variables) else "a variable"
+                name = name_of(variables[place]) if place < len(variables) else "a variable"
                 return f"`{name}` of {who} is not that of {first}"
     return ""
+
+
+def name_of(variable: Any) -> str:
+    """What a variable of Keras or of TensorFlow is called in messages."""
+    return getattr(variable, "path", None) or variable.name.removesuffix(":0")

@@ -11,7 +11,8 @@ behind the first comparison of a `fit`, and its place in the run with it.
 """
 
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import keras
 
@@ -38,6 +39,19 @@ class Untold:
             weights = model.trainable_weights
             self._model, self._steps = weakref.ref(model), self._steps_made()
             self._digests = dict(zip(map(id, weights), digests(weights), strict=True))
+
+    def follow(self, variables: Sequence[Any], before: Sequence[int]) -> None:
+        """Of `variables`, takes those that have been made equal for what steps have made.
+
+        Args:
+            variables: weights, and others.
+            before: their digests before that.
+        """
+        if not self._is_found():
+            return
+        for one, digest, now in zip(variables, before, digests(variables), strict=True):
+            if digest != now and self._digests.get(id(one)) == digest:
+                self._digests[id(one)] = now
 
     def check(self, model: keras.Model) -> None:
         """Looks whether something else has set them since.

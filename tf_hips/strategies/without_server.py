@@ -4,6 +4,7 @@
 So a script changes its strategy by one line, and nothing else of it.
 """
 
+import sys
 from typing import Any
 
 import tensorflow as tf
@@ -35,6 +36,15 @@ class WithoutServer:
     def seconds_in_rounds(self) -> float:
         """Seconds that rounds with other parties have taken so far: none."""
         return 0.0
+
+    def most_gather_bytes(self) -> int:
+        """What a party may send at a time to others, on rank 0; without others, anything."""
+        return sys.maxsize
+
+    def from_party(self, party: int, label: str, payload: bytes) -> bytes | None:
+        """Bytes of one party, at all that keep step; this one's, where there is no other."""
+        del party, label
+        return payload
 
     def sampling_seed(self, step: Any = None) -> tf.Tensor:
         """The seed of this worker's group in a step, where parties vote in groups.

@@ -1,0 +1,314 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replicas on machines that round unlike: told from mistakes, and made equal again.
+
+All workers apply the same sum, each by the arithmetic of its own machine. TensorFlow adds a norm up
+in an order that depends on the number of threads, and approximates some functions by what the
+processor has; so a step that clips by a norm differs in its last bits between a machine of 2 cores
+and one of 16. Where digests differ, the values of the first worker travel, and each compares its
+own with them:
+
+    rounding may have made it    all take the first worker's, and are equal again
+    more than that               an error on all: something was done on one that all had to do
+
+Nothing feeds on such a difference until then: all steps are made of the same sums.
+
+Where some parties may lie nobody takes another's values, and every difference is a mistake.
+"""
+
+import bisect
+import dataclasses
+import functools
+import hashlib
+import itertools
+import math
+import time
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from tf_hips import log
+from tf_hips.comm import primitives
+from tf_hips.ps.client.welcome import Welcome
+from tf_hips.ps.terms.weights import Refill, cut_weights
+from tf_hips.strategies import agreeing
+from tf_hips.strategies.references import unique
+from tf_hips.strategies.replicas import SPREAD_BYTES, on_rank_0, spread, value_of
+from tf_hips.strategies.replicated import difference, name_of
+
+if TYPE_CHECKING:
+    from tf_hips.strategies.party import PartyStrategy
+
+# Of a variable's norm. What rounding makes of thousands of steps is hundreds of times less
+# (docs/assumptions.md), what was done on one worker alone nearly always more.
+TOLERANCE = 1e-3
+# The same for types of few digits, in distances from 1 to the next number.
+_UNITS = 8
+_DISTANCES = {tf.bfloat16: 2.0**-7, tf.float16: 2.0**-10}
+# Of what elements of like variables are in the root mean square: a single number may be next to 0
+# by chance, and then what rounding has made of it is not small beside it.
+_FLOOR = 1e-5
+# What is smaller is flushed to 0 by some, and not by others.
+_LEAST = 1e-30
+_FARTHEST = 1e9  # JSON has no infinity
+_BLOCK = 1 << 18  # elements that are compared at a time, in float64
+
+# Who has said at length what it does.
+_told: "weakref.WeakSet[PartyStrategy]" = weakref.WeakSet()
+
+# Digests of a worker's variables (`logs.digests`); None: it is absent.
+Told = Sequence[int | None] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Gap:
+    """How far the value of a variable is from another one.
+
+    Attributes:
+        share: norm of their difference, as a share of the larger one's.
+        is_rounding: whether rounding may have made it.
+    """
+
+    share: float
+    is_rounding: bool
+
+
+def measure(
+    own: npt.NDArray[Any], other: npt.NDArray[Any], scale: float = 0.0, distance: float = 0.0
+) -> Gap:
+    """Compares two values of a variable.
+
+    Args:
+        own: of floating elements.
+        other: of the same shape and type.
+        scale: root mean square of the elements of variables like this one.
+        distance: from 1 to the next number of its type.
+
+    Returns:
+        What is not finite on both alike counts as a difference that rounding does not make.
+    """
+    squares = np.zeros(3)
+    for begin in range(0, own.size, _BLOCK):
+        mine, theirs = (
+            one.reshape(-1)[begin : begin + _BLOCK].astype(np.float64) for one in (own, other)
+        )
+        is_alike = (mine == theirs) | (np.isnan(mine) & np.isnan(theirs))
+        if not np.isfinite((mine, theirs))[:, ~is_alike].all():
+            return Gap(math.inf, is_rounding=False)
+        apart = np.where(is_alike, 0.0, theirs - np.where(is_alike, 0.0, mine))
+        parts = (apart, *(one[np.isfinite(one)] for one in (mine, theirs)))
+        squares += [float(np.dot(one, one)) for one in parts]
+    apart_norm, *norms = np.sqrt(squares)
+    root = math.sqrt(own.size)
+    norm = max(*norms, root * _LEAST)
+    allowed = max(TOLERANCE, _UNITS * distance) * norm + _FLOOR * scale * root
+    return Gap(float(apart_norm / norm), bool(apart_norm <= allowed))
+
+
+def settle(
+    strategy: "PartyStrategy",
+    variables: Sequence[Any],
+    told_by_all: Sequence[Told],
+    mine: Told,
+    what: str,
+    *,
+    in_party: bool = False,
+) -> str:
+    """Makes equal what differs by rounding alone; says what differs by more.
+
+    Eager; called by all workers that `strategy` gathers from, with what they have gathered.
+
+    Args:
+        strategy: of the worker.
+        variables: in an order that all have.
+        told_by_all: their digests, by worker.
+        mine: this worker's.
+        what: they are, for messages, the same on all: "the model after epoch 1".
+        in_party: whether only the ranks of this party call it.
+
+    Returns:
+        Which variable of whom is not that of whom; "" where nothing differs any more.
+    """
+    parties = None if in_party else agreeing.doubted(strategy)
+    different = difference(
+        variables, agreeing.compared(parties, told_by_all, mine, lambda one: one, what)
+    )
+    if parties is not None or not different:
+        return different
+    rows = {worker: row for worker, row in enumerate(told_by_all) if row is not None}
+    places = _places(list(rows.values()), len(variables))
+    if places is None:
+        return different
+    if not places:  # only this worker, which is absent, and nobody else hears of it now
+        log.debug("Absent when all compared %s: %s.", what, different)
+        return ""
+    listed = [_of_tensorflow(one) for one in variables]
+    if not all(listed[place].dtype.is_floating for place in places):
+        return different
+    names = [name_of(variables[place]) for place in places]
+    chosen = [listed[place] for place in places]
+    welcome = None if in_party else strategy._together()
+    return _Settling(strategy, welcome, chosen, names, listed, min(rows), what).run()
+
+
+def _places(rows: Sequence[Sequence[int | None]], count: int) -> list[int] | None:
+    """Which variables differ; None: values cannot be compared, as not all have all of them."""
+    if any(len(row) != count or None in row for row in rows):
+        return None
+    return [place for place in range(count) if len({row[place] for row in rows}) > 1]
+
+
+class _Settling:
+    """One time that workers differ."""
+
+    def __init__(
+        self,
+        strategy: "PartyStrategy",
+        welcome: Welcome | None,
+        chosen: Sequence[tf.Variable],
+        names: Sequence[str],
+        listed: Sequence[tf.Variable],
+        first: int,
+        what: str,
+    ) -> None:
+        """Compares nothing yet.
+
+        Args:
+            strategy: of the worker.
+            welcome: what the run is, if workers are those of several parties.
+            chosen: the variables that differ.
+            names: what they are called.
+            listed: these and all others that were compared.
+            first: the worker whose values are taken.
+            what: they are, for messages.
+        """
+        self._strategy = strategy
+        self._welcome = welcome
+        self._chosen = chosen
+        self._names = names
+        self._first = first
+        self._what = what
+        kinds = ", ".join(f"{one.dtype.name}{one.shape.as_list()}" for one in chosen)
+        digest = hashlib.sha256(kinds.encode()).hexdigest()[:8]
+        # What parties compare before they take it for the same.
+        self._title = f"{len(chosen)} variables that differ in {what} ({digest})"
+        # Slots may be far smaller than weights.
+        self._scales = {
+            is_weight: _root_mean_square(one for one in listed if one.trainable == is_weight)
+            for is_weight in {bool(one.trainable) for one in chosen}
+        }
+        self._gaps: list[Gap] = []
+
+    def run(self) -> str:
+        """Returns what `settle` does."""
+        began = time.monotonic()
+        num_bytes = sum(one.shape.num_elements() * one.dtype.size for one in self._chosen)
+        kinds = [(one.dtype.as_numpy_dtype, one.shape) for one in self._chosen]
+        if not self._receive(Refill(kinds, self._take), num_bytes):
+            log.warning(
+                "Workers differ in %s, and go on so: the server's quorum has gone on without "
+                "worker %d, whose values all were to take.",
+                self._what,
+                self._first,
+            )
+            return ""
+        far = [place for place, one in enumerate(self._gaps) if not one.is_rounding]
+        share = self._gaps[far[0]].share if far else max(one.share for one in self._gaps)
+        mine = [far[0] if far else None, min(share, _FARTHEST)]
+        is_one_party = self._welcome is None
+        gather = primitives.gather_objects if is_one_party else self._strategy.gather_objects
+        told_by_all = gather(mine, f"how far {self._what} is apart")
+        told = [(worker, one) for worker, one in enumerate(told_by_all) if one is not None]
+        apart = [(one[0], worker, one[1]) for worker, one in told if one[0] is not None]
+        if apart:
+            place, worker, share = min(apart)
+            return (
+                f"`{self._names[place]}` of worker {worker} is not that of "
+                f"worker {self._first}, by {share:.2g} of its norm"
+            )
+        self._tell(num_bytes, max(one[1] for _, one in told), time.monotonic() - began)
+        return ""
+
+    def _take(self, value: npt.NDArray[Any]) -> None:
+        """The next variable's value at the first worker."""
+        variable = self._chosen[len(self._gaps)]
+        scale = self._scales[bool(variable.trainable)]
+        found = measure(value_of(variable), value, scale, _DISTANCES.get(variable.dtype, 0.0))
+        self._gaps.append(found)
+        if found.is_rounding:
+            variable.assign(value, read_value=False)
+
+    def _receive(self, refill: Refill, num_bytes: int) -> bool:
+        """Takes the first worker's bytes, on all; False where its party is absent."""
+        strategy, welcome = self._strategy, self._welcome
+        leader, leads, limit = 0, primitives.rank() == 0, num_bytes
+        if welcome is not None:
+            leader = bisect.bisect_right(list(itertools.accumulate(welcome.workers)), self._first)
+            leads = leads and leader == welcome.child
+            limit = primitives.broadcast_object(
+                on_rank_0(strategy.most_gather_bytes), what="how much may be sent at a time"
+            )
+        size = min(SPREAD_BYTES, limit)
+        own = cut_weights(map(value_of, self._chosen), 0, size) if leads else iter(())
+        while refill.held < num_bytes:
+            sent = next(own, b"")
+            piece: bytes | None = sent
+            if welcome is not None:
+                ask = functools.partial(strategy.from_party, leader, self._title, sent)
+                piece = on_rank_0(ask)
+                if not primitives.broadcast_object(piece is not None, what="whether it was there"):
+                    return False
+            refill.take(spread(piece or bytes(min(size, num_bytes - refill.held))))
+        return True
+
+    def _tell(self, num_bytes: int, share: float, seconds: float) -> None:
+        """Says in the log and in an event what was done."""
+        strategy = self._strategy
+        if primitives.rank() != 0:
+            return
+        strategy.write_event(
+            "made_equal",
+            what=self._what,
+            variables=len(self._chosen),
+            bytes=num_bytes,
+            share=share,
+            first=self._first,
+            seconds=seconds,
+        )
+        if strategy in _told:
+            log.info("Made equal: %s, which were %.2g of a norm apart.", self._what, share)
+            return
+        _told.add(strategy)
+        log.warning(
+            "Workers differ by rounding in %s, by up to %.2g of a variable's norm, as machines do "
+            "that are unlike (docs/assumptions.md#unlike-processors). All have taken the values of "
+            "worker %d, %.3g MB in %.1f s, and will each time that they differ so.",
+            self._what,
+            share,
+            self._first,
+            num_bytes / 1e6,
+            seconds,
+        )
+
+
+def _root_mean_square(variables: Iterable[tf.Variable]) -> float:
+    """Of all finite elements of floating variables."""
+    total, count = 0.0, 0
+    for one in variables:
+        if not one.dtype.is_floating:
+            continue
+        value = value_of(one).reshape(-1)
+        for begin in range(0, value.size, _BLOCK):
+            block = value[begin : begin + _BLOCK].astype(np.float64)
+            block = block[np.isfinite(block)]
+            total += float(np.dot(block, block))
+            count += block.size
+    return math.sqrt(total / count) if count else 0.0
+
+
+def _of_tensorflow(variable: Any) -> tf.Variable:
+    [found] = unique([variable])
+    return found
