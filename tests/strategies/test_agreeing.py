@@ -32,7 +32,7 @@ class Fake:
         meetings.is_equal = lambda variables: False
         meetings.first_sync = lambda values: values
         self.beginning = types.SimpleNamespace(meetings=meetings)
-        untold = types.SimpleNamespace(check=lambda model: None)
+        untold = types.SimpleNamespace(check=lambda model: None, follow=lambda *values: None)
         self._fitting = types.SimpleNamespace(untold=untold)
 
     def _together(self) -> Any:

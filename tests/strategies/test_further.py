@@ -21,6 +21,7 @@ from tf_hips.ops.compressor import parse
 from tf_hips.ps import rules
 from tf_hips.ps.terms.tree import bundle
 from tf_hips.strategies import further
+from tf_hips.strategies.connected import ConnectedStrategy
 from tf_hips.strategies.failures import Failures
 from tf_hips.strategies.gradients import Gradient
 from tf_hips.strategies.hierarchical_ps import HierarchicalPS
@@ -61,6 +62,9 @@ class Strategy:
 
     def _together(self):
         return self.welcome
+
+    most_gather_bytes = ConnectedStrategy.most_gather_bytes
+    from_party = ConnectedStrategy.from_party
 
     def _gather_bytes(self, label, payload):
         self.gathers.append((label, payload))

@@ -127,7 +127,8 @@ class Closing(keras.callbacks.Callback):
             check_settings(
                 agreeing.compared(parties, told_by_all, mine, lambda one: comparable(one[3]), what)
             )
-        self._begin_equal([None if one is None else one[1] for one in told_by_all], values)
+        begun_with = [None if one is None else one[1] or [] for one in told_by_all]
+        self._begin_equal(begun_with, values or [])
         self._strategy._fitting.untold.check(self.model)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:

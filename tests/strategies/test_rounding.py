@@ -1,0 +1,389 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers whose machines round unlike stay one model; what is no rounding is an error on all."""
+
+import json
+import math
+import os
+import types
+
+import numpy as np
+import pytest
+
+from tests.strategies.test_hierarchical_ps import party_environments, serving, write_configs
+from tests.support.ranks import ranks, run_parties
+from tf_hips import config, log
+
+pytestmark = pytest.mark.tf
+
+SITES = ("north", "south")
+
+
+def test_what_rounding_makes_and_what_it_does_not():
+    from tf_hips.strategies import rounding
+
+    draw = np.random.default_rng(3)
+    own = draw.standard_normal((700, 500)).astype(np.float32)  # more than a block
+    near = np.nextafter(own, np.float32(np.inf))
+    found = rounding.measure(own, near)
+    assert found.is_rounding and 0 < found.share < 1e-7
+    assert rounding.measure(own, own) == rounding.Gap(0.0, is_rounding=True)
+    far = own.copy()
+    far[-1, -1] += 700.0
+    found = rounding.measure(own, far)
+    assert not found.is_rounding and found.share > 0.5
+    assert rounding.measure(far, own) == found
+    halved = rounding.measure(own, own / 2)
+    assert halved == rounding.Gap(pytest.approx(0.5), is_rounding=False)
+    assert rounding.measure(own, own * np.float32(1 + 0.9 * rounding.TOLERANCE)).is_rounding
+    assert not rounding.measure(own, own * np.float32(1 + 1.1 * rounding.TOLERANCE)).is_rounding
+
+    # What is not finite must be the same.
+    odd = np.array([np.nan, np.inf, 1.0, -np.inf, 0.0], np.float32)
+    assert rounding.measure(odd, odd.copy()) == rounding.Gap(0.0, is_rounding=True)
+    assert rounding.measure(odd, np.where(odd == 1.0, np.float32(1.0000001), odd)).is_rounding
+    for place, value in ((0, 1.0), (1, np.nan), (1, -np.inf), (2, np.inf), (2, np.nan)):
+        other = odd.copy()
+        other[place] = value
+        assert rounding.measure(odd, other) == rounding.Gap(math.inf, is_rounding=False)
+
+    # Numbers next to 0: among others like them; flushed to 0; all 0.
+    one, other = np.array([1e-9], np.float32), np.array([-3e-8], np.float32)
+    assert not rounding.measure(one, other).is_rounding
+    assert rounding.measure(one, other, scale=0.01).is_rounding
+    assert not rounding.measure(one, np.float32([0.5]), scale=0.01).is_rounding
+    zero = np.zeros(5, np.float32)
+    assert rounding.measure(zero, np.full(5, 1e-39, np.float32)).is_rounding
+    assert rounding.measure(zero, -zero).is_rounding
+    assert not rounding.measure(zero, np.full(5, 1e-6, np.float32)).is_rounding
+    assert rounding.measure(np.zeros((0, 3)), np.zeros((0, 3))).is_rounding
+
+    # A unit in the last place of bfloat16 is more than `TOLERANCE`.
+    bfloat16 = np.float32(own).astype("bfloat16")
+    next_one = (bfloat16.view(np.uint16) + np.uint16(1)).view(bfloat16.dtype)
+    assert not rounding.measure(bfloat16, next_one).is_rounding
+    assert rounding.measure(bfloat16, next_one, distance=2.0**-7).is_rounding
+
+
+class Party:
+    """As much of a strategy as is asked, of a party `child` of three of one worker."""
+
+    loan = None
+    bears_liars = False
+    workers = (1, 1, 1)
+
+    def __init__(self, child, from_party, told=None):
+        self.child, self._from_party, self._told = child, from_party, told
+        self.asked, self.events = [], []
+
+    def _together(self):
+        return self
+
+    def most_gather_bytes(self):
+        return 12
+
+    def from_party(self, party, label, payload):
+        self.asked.append((party, label, payload))
+        return self._from_party(len(self.asked) - 1, payload)
+
+    def gather_objects(self, value, label):
+        del label
+        return self._told(value) if self._told else [value] * 3
+
+    def write_event(self, event, **values):
+        self.events.append({"event": event, **values})
+
+
+def _settled(strategy, told_by_all, variables, mine=None):
+    from tf_hips.comm import primitives
+    from tf_hips.strategies import rounding
+    from tf_hips.strategies.logs import digests
+
+    primitives.init()
+    own = digests(variables)
+    told = [own if one is ... else one for one in told_by_all]
+    return rounding.settle(strategy, variables, told, own if mine is None else mine, "it")
+
+
+def _variables():
+    import keras
+
+    values = [np.float32([1.0, 2.0, 3.0, 4.0, 5.0]), np.float32([7.0]), np.int64([3])]
+    return [
+        keras.Variable(value, dtype=value.dtype.name, name=f"v{place}")
+        for place, value in enumerate(values)
+    ]
+
+
+def test_only_what_differs_travels_in_pieces_that_may_be_sent():
+    variables = _variables()
+    theirs = np.nextafter(variables[0].numpy(), np.float32(9))
+    sent = [theirs.tobytes()[begin : begin + 12] for begin in (0, 12)]
+    strategy = Party(1, lambda number, payload: sent[number])
+    [first, second, third] = _digests(variables)
+    assert _settled(strategy, [[first + 1, second, third], ..., ...], variables) == ""
+    assert [(party, payload) for party, _, payload in strategy.asked] == [(0, b"")] * 2
+    np.testing.assert_array_equal(variables[0].numpy(), theirs)
+    [event] = strategy.events
+    assert (event["event"], event["what"], event["variables"]) == ("made_equal", "it", 1)
+    assert (event["bytes"], event["first"]) == (20, 0)
+    assert 0 < event["share"] < 1e-6
+
+    # The first one gives what it has, and keeps it.
+    variables = _variables()
+    strategy = Party(0, lambda number, payload: payload)
+    assert _settled(strategy, [..., [first + 1, second, third], ...], variables) == ""
+    own = variables[0].numpy().tobytes()
+    assert [payload for *_, payload in strategy.asked] == [own[:12], own[12:]]
+    # With the first party absent it is the next one.
+    strategy = Party(1, lambda number, payload: payload)
+    assert _settled(strategy, [None, ..., [first + 1, second, third]], variables) == ""
+    assert [party for party, *_ in strategy.asked] == [1, 1]
+
+
+def test_all_hear_of_a_mistake_also_where_it_is_none_here():
+    variables = _variables()
+    [first, second, third] = _digests(variables)
+    others = [[first + 1, second, third], ..., ...]
+    strategy = Party(1, lambda number, payload: variables[0].numpy().tobytes()[12 * number :][:12])
+    strategy._told = lambda value: [value, [0, 0.25], [0, 0.5]]
+    told = _settled(strategy, others, variables)
+    assert told == "`v0` of worker 1 is not that of worker 0, by 0.25 of its norm"
+    assert not strategy.events
+    # Integers are not rounded, and lists of other lengths are of another model: nothing travels.
+    for odd in ([first + 1, second, third + 1], [first + 1, second], [first + 1, second, None]):
+        strategy = Party(1, pytest.fail)
+        assert "of worker 1 is not that of worker 0" in _settled(
+            strategy, [odd, ..., ...], variables
+        )
+
+
+def test_where_a_party_is_absent_the_others_go_on():
+    variables = _variables()
+    before = [one.numpy() for one in variables]
+    [first, second, third] = _digests(variables)
+    # It has gone since.
+    strategy = Party(1, lambda number, payload: None)
+    assert _settled(strategy, [[first + 1, second, third], ..., ...], variables) == ""
+    # This one was absent, so the others do not know that it differs.
+    strategy = Party(1, pytest.fail)
+    others = [first + 1, second, third]
+    assert _settled(strategy, [others, None, others], variables) == ""
+    assert not strategy.events
+    for one, value in zip(variables, before, strict=True):
+        np.testing.assert_array_equal(one.numpy(), value)
+
+
+def test_below_a_robust_rule_nobody_takes_what_another_has():
+    variables = _variables()
+    [first, second, third] = _digests(variables)
+    strategy = Party(1, pytest.fail)
+    strategy.bears_liars, strategy.looks_at_leaves = True, False
+    strategy.paths = strategy.parties = ("a", "b", "c")
+    others = [first + 1, second, third]
+    told = _settled(strategy, [others, ..., others], variables)
+    assert told == "`v0` of this worker is not that of most parties"
+    assert _settled(strategy, [..., ..., others], variables) == ""  # c is named
+
+
+def _digests(variables):
+    from tf_hips.strategies.logs import digests
+
+    return digests(variables)
+
+
+def test_what_was_made_equal_is_none_of_what_a_server_has_not_heard_of():
+    import keras
+
+    from tf_hips.errors import ProtocolError
+    from tf_hips.ps import rules
+    from tf_hips.strategies.logs import digests
+    from tf_hips.strategies.untold import Untold
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    untold = Untold(types.SimpleNamespace(rule=rules.parse("asgd(0.1)"), loan=None, _sums={}))
+    untold.remember(model)
+    before = digests(model.weights)
+    kernel, bias = model.weights
+    kernel.assign(kernel + 1.0)
+    untold.follow(model.weights, before)
+    untold.check(model)
+    bias.assign(bias + 1.0)  # by a callback, before they are made equal
+    before = digests(model.weights)
+    bias.assign(bias + 1e-7)
+    untold.follow(model.weights, before)
+    with pytest.raises(ProtocolError, match=r"`sequential.*/bias`, set since the last epoch"):
+        untold.check(model)
+
+
+@ranks(2, deadline_s=150.0)
+def test_ranks_with_another_number_of_threads(tmp_path):
+    """A norm is added up in an order that depends on it: the smaller sums of the field's clips."""
+    import keras
+    import tensorflow as tf
+
+    from tests.strategies import training
+    from tf_hips.callbacks import BackupAndRestore
+    from tf_hips.comm import primitives
+    from tf_hips.errors import ProtocolError
+    from tf_hips.strategies import CompressedRing, HierarchicalPS
+    from tf_hips.strategies.logs import digests
+
+    rank = int(os.environ["HOROVOD_RANK"])
+    tf.config.threading.set_intra_op_parallelism_threads(8 if rank else 1)  # before anything runs
+    draw = np.random.default_rng(0)
+    x, y = (draw.standard_normal((48, width)).astype(np.float32) for width in (64, 10))
+    own = training.shard([x, y], rank, 2)
+    told = []
+
+    class Look(keras.callbacks.Callback):
+        """What workers have at the end of an epoch, before they are made equal."""
+
+        def on_epoch_end(self, epoch, logs=None):
+            told.append(primitives.gather_objects(digests(self.model.weights), "look"))
+
+    class Stop(Exception):
+        pass
+
+    class At(keras.callbacks.Callback):
+        def __init__(self, epoch, batch):
+            super().__init__()
+            self.place, self.epoch = (epoch, batch), 0
+
+        def on_epoch_begin(self, epoch, logs=None):
+            self.epoch = epoch
+
+        def on_train_batch_end(self, batch, logs=None):
+            if (self.epoch, batch) == self.place:
+                raise Stop
+
+    def made(kind, **options):
+        keras.utils.set_random_seed(5)
+        strategy = kind(config=config.Run(log_dir=str(tmp_path)), **options)
+        with strategy.scope():
+            model = keras.Sequential(
+                [
+                    keras.Input((64,)),
+                    keras.layers.Dense(1024, activation="relu"),
+                    keras.layers.Dense(512, activation="relu"),
+                    keras.layers.Dense(10),
+                ]
+            )
+            model.compile(keras.optimizers.SGD(0.05, momentum=0.9, global_clipnorm=0.01), "mse")
+        return strategy, model
+
+    strategy, model = made(CompressedRing)
+    options = {"batch_size": 1, "shuffle": False, "verbose": 0}
+    model.fit(*own, epochs=2, callbacks=[Look()], **options)
+    assert len(told) == 2 and all(one != other for one, other in told), "they round alike"
+    training.assert_same_on_all_ranks(model)
+    strategy.close()
+    primitives.barrier()
+    events = [one for one in log.read_events(tmp_path) if one["event"] == "made_equal"]
+    assert [one["what"] for one in events] == [f"the model after epoch {n}" for n in (1, 2)]
+    assert all(0 < one["share"] < 1e-6 and one["bytes"] > 2**20 for one in events)
+
+    # A backup in the middle of an epoch has what each worker had.
+    backup = BackupAndRestore(tmp_path / "backup", save_freq=44)
+    _, model = made(HierarchicalPS)
+    with pytest.raises(Stop):
+        model.fit(*own, epochs=2, callbacks=[backup, At(1, 22)], **options)
+    odd = digests(model.trainable_weights)
+    assert odd != primitives.gather_objects(odd, "odd")[1 - rank]
+    _, model = made(HierarchicalPS)
+    backup = BackupAndRestore(tmp_path / "backup", save_freq=44)
+    history = model.fit(*own, epochs=3, callbacks=[backup], **options)
+    assert history.epoch == [0, 1, 2]
+    training.assert_same_on_all_ranks(model)
+    made_equal = [one["what"] for one in log.read_events(tmp_path) if one["event"] == "made_equal"]
+    assert "weights that were restored" in made_equal
+
+    # As in another run's: not the same model.
+    class Alone(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if rank == 1:
+                kernel = self.model.layers[0].kernel
+                kernel.assign(kernel * 1.01)
+
+    with pytest.raises(
+        ProtocolError, match=r"`sequential.*/kernel` of worker 1 is not .* 0, by 0.0099 of its norm"
+    ):
+        model.fit(*own, callbacks=[Alone()], **options)
+
+
+def _train_unlike(folder):
+    import keras
+    import tensorflow as tf
+
+    from tests.strategies import training
+    from tests.strategies.test_hierarchical_ps import _configs
+    from tf_hips.comm import primitives
+    from tf_hips.errors import ProtocolError
+    from tf_hips.strategies import HierarchicalPS, fingerprint, rounding
+
+    [run] = _configs()
+    site = run.uplink.site
+    rounding.SPREAD_BYTES = 100  # in pieces, whose ends lie within variables
+    strategy = HierarchicalPS("error_feedback(onebit)", config=run)
+    worker = strategy.global_rank
+    own = training.shard(training.data(48), worker, 3)
+    keras.utils.set_random_seed(worker)
+
+    def nudge():
+        """What another machine may have made of the same steps; here of all that it can."""
+        for one in [*model.trainable_weights, *model.optimizer.variables]:
+            if worker and one.dtype == "float32" and len(one.shape):
+                one.assign(tf.math.nextafter(tf.convert_to_tensor(one), 9.0 * worker))
+
+    class Nudge(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            nudge()
+
+    with strategy.scope():
+        model = training.build(keras.optimizers.Adam(0.01))
+    model.fit(*own, batch_size=8, epochs=2, shuffle=False, verbose=0, callbacks=[Nudge()])
+    told = [fingerprint(model)]
+    slots = [slot.numpy().tobytes().hex() for slot in model.optimizer.variables]
+    # A loop of one's own has no epochs; what is evaluated is one model.
+    nudge()
+    loss = model.evaluate(*own, verbose=0)
+    told += [loss, fingerprint(model), slots]
+    nudge()
+    model.fit(*own, batch_size=8, shuffle=False, verbose=0)
+    told.append(fingerprint(model))
+    (folder / f"{worker}.json").write_text(json.dumps(told))
+    if site == "south":
+        model.set_weights([1.01 * one for one in model.get_weights()])
+    with pytest.raises(
+        ProtocolError, match=r"same weights of .* of worker 2 is not .* 0, by 0.0099"
+    ):
+        model.evaluate(*own, verbose=0)
+    strategy.close()
+    primitives.shutdown()
+
+
+@pytest.mark.timeout(180)
+def test_parties_whose_machines_round_unlike(tmp_path):
+    with serving("unlike") as server:
+        run_parties(
+            _train_unlike,
+            {"folder": tmp_path},
+            [2, 1],
+            party_environments(
+                write_configs(tmp_path, "unlike", server.address, log_dir=str(tmp_path / "log"))
+            ),
+            deadline_s=150,
+        )
+    results = [json.loads((tmp_path / f"{worker}.json").read_text()) for worker in range(3)]
+    assert results[0] == results[1] == results[2]
+    for site in SITES:
+        events = log.read_events(tmp_path / "log")
+        made = [one for one in events if one["event"] == "made_equal" and one["site"] == site]
+        assert [one["what"] for one in made] == [
+            "the model after epoch 1",
+            "the model after epoch 2",
+            "weights to be evaluated",
+            "the weights before `fit`",
+        ]
+        weights = 4 * (6 * 16 + 16 + 16 * 3 + 3)
+        assert [one["bytes"] for one in made] == [3 * weights, 3 * weights, weights, 3 * weights]
+        assert all(0 < one["share"] < 1e-6 and one["first"] == 0 for one in made)
