@@ -26,6 +26,7 @@ class Fake:
         self._told = told
         self.bears_liars, self.is_back = self.rule.is_robust, False
         self.parties, self.workers = SITES, (1,) * len(SITES)
+        self.child = 2
         self.paths, self.looks_at_leaves = SITES, self.rule.sketch is not None
         self.events: list[dict[str, Any]] = []
         meetings: Any = Meetings.__new__(Meetings)
@@ -46,7 +47,16 @@ class Fake:
 
     def gather_objects(self, value: Any, label: str) -> list[Any]:
         """What this worker says is what all others say, but for those of `told`."""
+        if label.startswith("sketches of "):
+            return [self._sketch(place, value) for place in range(len(SITES))]
         return [self._told.get(place, value) for place in range(len(SITES))]
+
+    def _sketch(self, place: int, own: Any) -> Any:
+        """Those who differ have something else, and as different ones as they have told."""
+        other = self._told.get(place)
+        if not isinstance(other, list) or len(other) < 2 or not isinstance(other[1], list):
+            return own if other is None else other
+        return [own[0], [[number + sum(other[1]) for number in row] for row in own[1]]]
 
 
 def closing_of(rule: str, told: dict[int, Any]) -> Any:

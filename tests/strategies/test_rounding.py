@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.strategies.test_hierarchical_ps import party_environments, serving, write_configs
+from tests.support import sites
 from tests.support.ranks import ranks, run_parties
 from tf_hips import config, log
 
@@ -19,49 +20,49 @@ SITES = ("north", "south")
 
 
 def test_what_rounding_makes_and_what_it_does_not():
-    from tf_hips.strategies import rounding
+    from tf_hips.strategies import nearness
 
     draw = np.random.default_rng(3)
     own = draw.standard_normal((700, 500)).astype(np.float32)  # more than a block
     near = np.nextafter(own, np.float32(np.inf))
-    found = rounding.measure(own, near)
+    found = nearness.measure(own, near)
     assert found.is_rounding and 0 < found.share < 1e-7
-    assert rounding.measure(own, own) == rounding.Gap(0.0, is_rounding=True)
+    assert nearness.measure(own, own) == nearness.Gap(0.0, is_rounding=True)
     far = own.copy()
     far[-1, -1] += 700.0
-    found = rounding.measure(own, far)
+    found = nearness.measure(own, far)
     assert not found.is_rounding and found.share > 0.5
-    assert rounding.measure(far, own) == found
-    halved = rounding.measure(own, own / 2)
-    assert halved == rounding.Gap(pytest.approx(0.5), is_rounding=False)
-    assert rounding.measure(own, own * np.float32(1 + 0.9 * rounding.TOLERANCE)).is_rounding
-    assert not rounding.measure(own, own * np.float32(1 + 1.1 * rounding.TOLERANCE)).is_rounding
+    assert nearness.measure(far, own) == found
+    halved = nearness.measure(own, own / 2)
+    assert halved == nearness.Gap(pytest.approx(0.5), is_rounding=False)
+    assert nearness.measure(own, own * np.float32(1 + 0.9 * nearness.TOLERANCE)).is_rounding
+    assert not nearness.measure(own, own * np.float32(1 + 1.1 * nearness.TOLERANCE)).is_rounding
 
     # What is not finite must be the same.
     odd = np.array([np.nan, np.inf, 1.0, -np.inf, 0.0], np.float32)
-    assert rounding.measure(odd, odd.copy()) == rounding.Gap(0.0, is_rounding=True)
-    assert rounding.measure(odd, np.where(odd == 1.0, np.float32(1.0000001), odd)).is_rounding
+    assert nearness.measure(odd, odd.copy()) == nearness.Gap(0.0, is_rounding=True)
+    assert nearness.measure(odd, np.where(odd == 1.0, np.float32(1.0000001), odd)).is_rounding
     for place, value in ((0, 1.0), (1, np.nan), (1, -np.inf), (2, np.inf), (2, np.nan)):
         other = odd.copy()
         other[place] = value
-        assert rounding.measure(odd, other) == rounding.Gap(math.inf, is_rounding=False)
+        assert nearness.measure(odd, other) == nearness.Gap(math.inf, is_rounding=False)
 
     # Numbers next to 0: among others like them; flushed to 0; all 0.
     one, other = np.array([1e-9], np.float32), np.array([-3e-8], np.float32)
-    assert not rounding.measure(one, other).is_rounding
-    assert rounding.measure(one, other, scale=0.01).is_rounding
-    assert not rounding.measure(one, np.float32([0.5]), scale=0.01).is_rounding
+    assert not nearness.measure(one, other).is_rounding
+    assert nearness.measure(one, other, scale=0.01).is_rounding
+    assert not nearness.measure(one, np.float32([0.5]), scale=0.01).is_rounding
     zero = np.zeros(5, np.float32)
-    assert rounding.measure(zero, np.full(5, 1e-39, np.float32)).is_rounding
-    assert rounding.measure(zero, -zero).is_rounding
-    assert not rounding.measure(zero, np.full(5, 1e-6, np.float32)).is_rounding
-    assert rounding.measure(np.zeros((0, 3)), np.zeros((0, 3))).is_rounding
+    assert nearness.measure(zero, np.full(5, 1e-39, np.float32)).is_rounding
+    assert nearness.measure(zero, -zero).is_rounding
+    assert not nearness.measure(zero, np.full(5, 1e-6, np.float32)).is_rounding
+    assert nearness.measure(np.zeros((0, 3)), np.zeros((0, 3))).is_rounding
 
     # A unit in the last place of bfloat16 is more than `TOLERANCE`.
     bfloat16 = np.float32(own).astype("bfloat16")
     next_one = (bfloat16.view(np.uint16) + np.uint16(1)).view(bfloat16.dtype)
-    assert not rounding.measure(bfloat16, next_one).is_rounding
-    assert rounding.measure(bfloat16, next_one, distance=2.0**-7).is_rounding
+    assert not nearness.measure(bfloat16, next_one).is_rounding
+    assert nearness.measure(bfloat16, next_one, distance=2.0**-7).is_rounding
 
 
 class Party:
@@ -173,16 +174,98 @@ def test_where_a_party_is_absent_the_others_go_on():
         np.testing.assert_array_equal(one.numpy(), value)
 
 
-def test_below_a_robust_rule_nobody_takes_what_another_has():
+@pytest.mark.parametrize("size", [1, 2, 7, 1000, 300_000])
+def test_sketches_tell_how_far_values_are_apart(size):
+    from tf_hips.strategies import nearness
+
+    draw = np.random.default_rng(size)
+    own = draw.standard_normal(size).astype(np.float32)
+    one = nearness.sketch(own)
+    assert one == nearness.sketch(own.copy())
+    assert json.loads(json.dumps(one)) == one
+    assert one[0] == pytest.approx(np.linalg.norm(own), rel=1e-5)
+
+    def is_near(other, scale=0.0):
+        return nearness.are_sketches_near(one, nearness.sketch(other), size, scale, 0.0)
+
+    assert is_near(np.nextafter(own, np.float32(9)))
+    assert is_near(own * np.float32(1 + 0.3 * nearness.TOLERANCE))
+    assert not is_near(own * np.float32(1.02))
+    assert not is_near(own + 0.02 * draw.standard_normal(size).astype(np.float32))
+    assert not is_near(draw.permutation(own) if size > 2 else -own)
+    odd = own.copy()
+    odd[-1] += np.float32(0.1 * np.linalg.norm(own))
+    assert not is_near(odd)
+    # A mean of 8 squares of a chi-square distribution, 400 times.
+    gaps = []
+    for _ in range(400):
+        apart = draw.standard_normal(size)
+        sums = np.array(nearness.sketch(own + apart)[1:]) - np.array(one[1:])
+        gaps.append(np.mean(sums**2) / np.sum(apart**2))
+        if size > 1000:
+            break
+    assert np.mean(gaps) == pytest.approx(1.0, abs=0.2 if size <= 1000 else 0.9)
+    assert nearness.sketch(np.float32([np.nan, np.inf, 3.0]))[0] == 3.0
+    assert nearness.are_sketches_near([0.0] * 9, [0.0] * 9, 0, 0.0, 0.0)
+
+
+def _times(factor):
+    """What a worker tells whose floating variables are so much larger."""
+    return lambda value: [value[0], [[factor * one for one in row] for row in value[1]]]
+
+
+_MOST = "`v0` of this worker is not that of most parties"
+
+
+@pytest.mark.parametrize(
+    ("others", "told", "named"),
+    [
+        ((_times(1 + 1e-6), _times(1 - 1e-6)), "", None),
+        ((_times(1 + 1e-6), _times(1.5)), "", "c"),
+        ((_times(1.5), _times(1.5)), _MOST, "b"),
+        ((_times(1.5), _times(2.0)), "`v0` of party b is not that of party a", None),
+        ((_times(1.0), lambda value: [[5], value[1]]), "", "c"),
+        (
+            (lambda value: [[5], value[1]], lambda value: [[5], value[1]]),
+            "`v2` of this worker is not that of most parties",
+            "b",
+        ),
+        ((_times(1.0), lambda value: None), "", None),
+        *(
+            ((_times(1.0), lambda value, made=made: made), "", "c")
+            for made in (3, [], [[3]], [[3], []], [["3"], [[1.0] * 9] * 2])
+        ),
+        ((_times(1.0), lambda value: [value[0], [[math.nan] * 9] * 2]), "", "c"),
+        ((_times(1.0), lambda value: [value[0], [["x"] * 9] * 2]), "", "c"),
+        ((_times(1.0), lambda value: [value[0], [[1.0] * 8] * 2]), "", "c"),
+    ],
+)
+def test_below_a_robust_rule_nobody_takes_what_another_has(others, told, named):
+    """The second of three parties; each keeps what it has."""
     variables = _variables()
+    before = [one.numpy() for one in variables]
     [first, second, third] = _digests(variables)
     strategy = Party(1, pytest.fail)
     strategy.bears_liars, strategy.looks_at_leaves = True, False
     strategy.paths = strategy.parties = ("a", "b", "c")
-    others = [first + 1, second, third]
-    told = _settled(strategy, [others, ..., others], variables)
-    assert told == "`v0` of this worker is not that of most parties"
-    assert _settled(strategy, [..., ..., others], variables) == ""  # c is named
+    strategy._told = lambda value: [others[0](value), value, others[1](value)]
+    unlike = [first + 1, second, third]
+    assert _settled(strategy, [unlike, ..., unlike], variables) == told
+    for one, value in zip(variables, before, strict=True):
+        np.testing.assert_array_equal(one.numpy(), value)
+    assert [site for event in strategy.events for site in event["sites"]] == [*(named or "")]
+    # Digests that are those of most are enough, and what is no list of them is another's lie.
+    assert _settled(Party(1, pytest.fail), [..., ..., ...], variables) == ""
+
+
+def test_of_a_liar_whose_digests_alone_are_odd_others_compare_sketches():
+    variables = _variables()
+    strategy = Party(1, pytest.fail)
+    strategy.bears_liars, strategy.looks_at_leaves = True, False
+    strategy.paths = strategy.parties = ("a", "b", "c")
+    for odd in ([1, 2], [1, 2, None], [1, 2, 3]):
+        assert _settled(strategy, [..., ..., odd], variables) == ""
+    assert [event["sites"] for event in strategy.events] == [["c"]]  # for the lists of others
 
 
 def _digests(variables):
@@ -387,3 +470,59 @@ def test_parties_whose_machines_round_unlike(tmp_path):
         weights = 4 * (6 * 16 + 16 + 16 * 3 + 3)
         assert [one["bytes"] for one in made] == [3 * weights, 3 * weights, weights, 3 * weights]
         assert all(0 < one["share"] < 1e-6 and one["first"] == 0 for one in made)
+
+
+def _train_doubted(folder):
+    import keras
+    import tensorflow as tf
+
+    from tests.strategies import training
+    from tf_hips.comm import primitives
+    from tf_hips.errors import ProtocolError
+    from tf_hips.strategies import HierarchicalPS
+
+    run = config.load(os.environ["TEST_CONFIG"])
+    strategy = HierarchicalPS(config=run)
+    worker = strategy.global_rank
+    own = training.shard(training.data(64), worker, 4)
+
+    class Nudge(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            for one in self.model.trainable_weights:
+                one.assign(tf.math.nextafter(tf.convert_to_tensor(one), worker - 1.5))
+
+    class Spoil(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if run.uplink.site == "south":
+                kernel = self.model.layers[0].kernel
+                kernel.assign(1.1 * kernel)
+
+    with strategy.scope():
+        model = training.build(keras.optimizers.SGD(0.01))
+    options = {"batch_size": 8, "shuffle": False, "verbose": 0}
+    model.fit(*own, epochs=2, callbacks=[Nudge()], **options)
+    told = [value.ravel().tolist() for value in model.get_weights()]
+    if run.uplink.site == "south":
+        told_so = r"`.*/kernel` of this worker is not that of most parties"
+        with pytest.raises(ProtocolError, match=told_so):
+            model.fit(*own, callbacks=[Spoil()], **options)
+    else:
+        model.fit(*own, callbacks=[Spoil()], **options)
+    (folder / f"{worker}.json").write_text(json.dumps(told))
+    strategy.close()
+    primitives.shutdown()
+
+
+@pytest.mark.timeout(180)
+def test_unlike_parties_of_which_some_may_lie_keep_what_they_have(tmp_path):
+    names = ("north", "south", "east")
+    with sites.trained(
+        tmp_path, _train_doubted, names, sizes=(2, 1, 1), rule="median(f=1)", deadline_s=150
+    ):
+        pass
+    results = [json.loads((tmp_path / f"{worker}.json").read_text()) for worker in range(4)]
+    assert results[0] == results[1], "a party is one model"
+    assert results[1] != results[2] != results[3]
+    for result in results:
+        for one, other in zip(result, results[0], strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-8)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server in this process, and parties of one worker each that find it in `TEST_CONFIG`."""
+"""A server in this process, and parties that find it in `TEST_CONFIG`."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +23,7 @@ def trained(
     run: str = "test",
     seed: int = 7,
     deadline_s: float = 120,
+    sizes: Sequence[int] | None = None,
     **server: Any,
 ) -> Iterator["Server"]:
     """Runs `train(folder=folder, **settings)` as each party, to the end; the server, still there.
@@ -35,6 +36,7 @@ def trained(
         run: name of the run.
         seed: of the run.
         deadline_s: seconds that all may take.
+        sizes: workers of each party; None: one.
         server: more of the server.
     """
     from tf_hips.ps.server.server import Server, ServerConfig
@@ -50,7 +52,7 @@ def trained(
             config.dump(config.Run(run=run, seed=seed, uplink=uplink), path)
             environments.append({"TEST_CONFIG": str(path)})
         given = {"folder": folder, **(settings or {})}
-        run_parties(train, given, [1] * len(sites), environments, deadline_s=deadline_s)
+        run_parties(train, given, sizes or [1] * len(sites), environments, deadline_s=deadline_s)
         yield server_here
     finally:
         server_here.stop(0.0)

@@ -177,13 +177,7 @@ class Closing(keras.callbacks.Callback):
             raise ProtocolError(
                 f"All workers must do the same to the model. Received: after epoch {epoch + 1} "
                 f"{different}; a callback that sets weights or the learning rate belongs on all "
-                "workers, with the same decisions"
-                + (
-                    "."
-                    if parties is None
-                    else ", and below robust rules machines need an optimizer that rounds alike on "
-                    "them (docs/assumptions.md#unlike-processors)."
-                )
+                "workers, with the same decisions."
             )
         self._strategy._fitting.untold.follow(variables, values)
 

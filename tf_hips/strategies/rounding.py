@@ -12,21 +12,18 @@ own with them:
 
 Nothing feeds on such a difference until then: all steps are made of the same sums.
 
-Where some parties may lie nobody takes another's values, and every difference is a mistake.
+Where some parties may lie each keeps its own, if they are near those of most (`near_most`).
 """
 
 import bisect
-import dataclasses
 import functools
 import hashlib
 import itertools
-import math
 import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
@@ -34,7 +31,9 @@ from tf_hips import log
 from tf_hips.comm import primitives
 from tf_hips.ps.client.welcome import Welcome
 from tf_hips.ps.terms.weights import Refill, cut_weights
-from tf_hips.strategies import agreeing
+from tf_hips.strategies import agreeing, near_most
+from tf_hips.strategies.logs import digests
+from tf_hips.strategies.nearness import Gap, distance_of, measure, root_mean_square
 from tf_hips.strategies.references import unique
 from tf_hips.strategies.replicas import SPREAD_BYTES, on_rank_0, spread, value_of
 from tf_hips.strategies.replicated import difference, name_of
@@ -42,72 +41,13 @@ from tf_hips.strategies.replicated import difference, name_of
 if TYPE_CHECKING:
     from tf_hips.strategies.party import PartyStrategy
 
-# Of a variable's norm. What rounding makes of thousands of steps is hundreds of times less
-# (docs/assumptions.md), what was done on one worker alone nearly always more.
-TOLERANCE = 1e-3
-# The same for types of few digits, in distances from 1 to the next number.
-_UNITS = 8
-_DISTANCES = {tf.bfloat16: 2.0**-7, tf.float16: 2.0**-10}
-# Of what elements of like variables are in the root mean square: a single number may be next to 0
-# by chance, and then what rounding has made of it is not small beside it.
-_FLOOR = 1e-5
-# What is smaller is flushed to 0 by some, and not by others.
-_LEAST = 1e-30
 _FARTHEST = 1e9  # JSON has no infinity
-_BLOCK = 1 << 18  # elements that are compared at a time, in float64
 
 # Who has said at length what it does.
 _told: "weakref.WeakSet[PartyStrategy]" = weakref.WeakSet()
 
 # Digests of a worker's variables (`logs.digests`); None: it is absent.
 Told = Sequence[int | None] | None
-
-
-@dataclasses.dataclass(frozen=True)
-class Gap:
-    """How far the value of a variable is from another one.
-
-    Attributes:
-        share: norm of their difference, as a share of the larger one's.
-        is_rounding: whether rounding may have made it.
-    """
-
-    share: float
-    is_rounding: bool
-
-
-def measure(
-    own: npt.NDArray[Any], other: npt.NDArray[Any], scale: float = 0.0, distance: float = 0.0
-) -> Gap:
-    """Compares two values of a variable.
-
-    Args:
-        own: of floating elements.
-        other: of the same shape and type.
-        scale: root mean square of the elements of variables like this one.
-        distance: from 1 to the next number of its type.
-
-    Returns:
-        What is not finite on both alike counts as a difference that rounding does not make.
-    """
-    if not own.size:
-        return Gap(0.0, is_rounding=True)
-    squares = np.zeros(3)
-    for begin in range(0, own.size, _BLOCK):
-        mine, theirs = (
-            one.reshape(-1)[begin : begin + _BLOCK].astype(np.float64) for one in (own, other)
-        )
-        is_alike = (mine == theirs) | (np.isnan(mine) & np.isnan(theirs))
-        if not np.isfinite((mine, theirs))[:, ~is_alike].all():
-            return Gap(math.inf, is_rounding=False)
-        apart = np.where(is_alike, 0.0, theirs - np.where(is_alike, 0.0, mine))
-        parts = (apart, *(one[np.isfinite(one)] for one in (mine, theirs)))
-        squares += [float(np.dot(one, one)) for one in parts]
-    apart_norm, *norms = np.sqrt(squares)
-    root = math.sqrt(own.size)
-    norm = max(*norms, root * _LEAST)
-    allowed = max(TOLERANCE, _UNITS * distance) * norm + _FLOOR * scale * root
-    return Gap(float(apart_norm / norm), bool(apart_norm <= allowed))
 
 
 def settle(
@@ -135,6 +75,8 @@ def settle(
         Which variable of whom is not that of whom; "" where nothing differs any more.
     """
     parties = None if in_party else agreeing.doubted(strategy)
+    if parties is not None and len({*_whole(told_by_all, len(variables))} - {None}) > 1:
+        return _compare_with_most(strategy, parties, variables, told_by_all, what)
     different = difference(
         variables, agreeing.compared(parties, told_by_all, mine, lambda one: one, what)
     )
@@ -154,6 +96,32 @@ def settle(
     chosen = [listed[place] for place in places]
     welcome = None if in_party else strategy._together()
     return _Settling(strategy, welcome, chosen, names, listed, min(rows), what).run()
+
+
+def _whole(told_by_all: Sequence[Told], count: int) -> list[tuple[int | None, ...] | None]:
+    """Digests of each worker, if they are of all of so many variables."""
+    rows = (None if row is None or len(row) != count or None in row else row for row in told_by_all)
+    return [None if row is None else tuple(row) for row in rows]
+
+
+def _compare_with_most(
+    strategy: "PartyStrategy",
+    parties: agreeing.Doubted,
+    variables: Sequence[Any],
+    told_by_all: Sequence[Told],
+    what: str,
+) -> str:
+    """Within a party all are believed; other parties' values are nobody's own."""
+    welcome = strategy._together()
+    own = parties.by_party(told_by_all)[0 if welcome is None else welcome.child]
+    here = digests(variables)
+    if None not in own and any(row != own[0] for row in own):
+        different = settle(strategy, variables, own, here, what, in_party=True)
+        if different:
+            return different
+        here = digests(variables)
+    listed = [_of_tensorflow(one) for one in variables]
+    return near_most.compare(strategy, parties, variables, listed, here, what)
 
 
 def _places(rows: Sequence[Sequence[int | None]], count: int) -> list[int] | None:
@@ -199,7 +167,7 @@ class _Settling:
         self._title = f"{len(chosen)} variables that differ in {what} ({digest})"
         # Slots may be far smaller than weights.
         self._scales = {
-            is_weight: _root_mean_square(one for one in listed if one.trainable == is_weight)
+            is_weight: root_mean_square(one for one in listed if one.trainable == is_weight)
             for is_weight in {bool(one.trainable) for one in chosen}
         }
         self._gaps: list[Gap] = []
@@ -238,7 +206,7 @@ class _Settling:
         """The next variable's value at the first worker."""
         variable = self._chosen[len(self._gaps)]
         scale = self._scales[bool(variable.trainable)]
-        found = measure(value_of(variable), value, scale, _DISTANCES.get(variable.dtype, 0.0))
+        found = measure(value_of(variable), value, scale, distance_of(variable.dtype))
         self._gaps.append(found)
         if found.is_rounding:
             variable.assign(value, read_value=False)
@@ -286,7 +254,7 @@ class _Settling:
         _told.add(strategy)
         log.warning(
             "Workers differ by rounding in %s, by up to %.2g of a variable's norm, as machines do "
-            "that are unlike (docs/assumptions.md#unlike-processors). All have taken the values of "
+            "that are unlike (docs/assumptions.md#unlike-machines). All have taken the values of "
             "worker %d, %.3g MB in %.1f s, and will each time that they differ so.",
             self._what,
             share,
@@ -294,21 +262,6 @@ class _Settling:
             num_bytes / 1e6,
             seconds,
         )
-
-
-def _root_mean_square(variables: Iterable[tf.Variable]) -> float:
-    """Of all finite elements of floating variables."""
-    total, count = 0.0, 0
-    for one in variables:
-        if not one.dtype.is_floating:
-            continue
-        value = value_of(one).reshape(-1)
-        for begin in range(0, value.size, _BLOCK):
-            block = value[begin : begin + _BLOCK].astype(np.float64)
-            block = block[np.isfinite(block)]
-            total += float(np.dot(block, block))
-            count += block.size
-    return math.sqrt(total / count) if count else 0.0
 
 
 def _of_tensorflow(variable: Any) -> tf.Variable:
