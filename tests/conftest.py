@@ -166,6 +166,7 @@ def _large_imports_are_not_garbage(pytestconfig: pytest.Config) -> None:
     if "keras" in sys.modules and not pytestconfig.stash.get(_is_frozen, False):
         gc.collect()
         gc.freeze()
+        gc.set_threshold(*children.GARBAGE)
         pytestconfig.stash[_is_frozen] = True
 
 

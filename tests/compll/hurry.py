@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Codecs compiled in a hurry: not optimised, and with headers that are read once for all."""
+"""Codecs compiled in a hurry: not optimised, nothing inlined, and headers are read once for all."""
 
 import functools
 import hashlib
@@ -8,6 +8,9 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import pytest
+
+from compll import commands
 from compll.backends import cache, toolchain
 
 # What is optimised takes twice as long; tests of ops run that, and so do some of these.
@@ -16,13 +19,28 @@ FLAGS = ("-DTF_HIPS_NO_CLONES", "-O0")
 # name of a codec (codec.h).
 _HEADERS = ("<algorithm>", "<cmath>", "<cstdint>", "<cstring>", "<limits>", "<vector>")
 _OURS = ("bits.h", "blocks.h", "denormals.h", "functions.h", "reduce.h", "row.h", "scratch.h")
+# Functions that are inlined wherever they are called are compiled again each time, without
+# optimisation, too: half of what a codec takes. Results are the same where they are called.
+_CALLED = """
+#include "tf_hips/cc/runtime/machine.h"
+#include "tf_hips/cc/runtime/target.h"
+#undef TF_HIPS_INLINE
+#define TF_HIPS_INLINE inline
+#ifdef TF_HIPS_HAS_AVX
+#undef TF_HIPS_AVX512_INLINE
+#define TF_HIPS_AVX512_INLINE \\
+  inline __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,bmi2")))
+#undef TF_HIPS_AVX2_INLINE
+#define TF_HIPS_AVX2_INLINE inline __attribute__((target("avx2")))
+#endif
+"""
 
 
 @functools.cache
 def flags() -> tuple[str, ...]:
     """Flags for `cache.build`, with the headers in the compiler's own form."""
     root = toolchain.include_folder()
-    text = "".join(f"#include {name}\n" for name in _HEADERS)
+    text = _CALLED + "".join(f"#include {name}\n" for name in _HEADERS)
     text += "".join(f'#include "tf_hips/cc/runtime/{name}"\n' for name in _OURS)
     command = (*toolchain.compiler(), *toolchain.FLAGS, *FLAGS, f"-I{root}")
     return (*FLAGS, *read_once(text, command, (root / "tf_hips/cc/runtime").glob("*.h")))
@@ -63,3 +81,8 @@ def read_once(text: str, command: Sequence[str], files: Iterable[Path]) -> tuple
                 if not folder.is_dir():
                     raise
     return ("-include", str(folder / "all.h"))
+
+
+def the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `compll run --backend cpp` compiles in this process is compiled in a hurry, too."""
+    monkeypatch.setattr(commands, "build", lambda source, name: cache.build(source, name, flags()))

@@ -13,7 +13,10 @@ import numpy as np
 import pytest
 
 import compll
+from compll import commands
+from compll.backends.cache import build
 from compll.cli import main
+from tests.compll import hurry
 from tests.compll.support import SPECS
 
 TERNGRAD = str(SPECS / "terngrad.pse")
@@ -25,6 +28,11 @@ LISTING = str(SPECS.parents[2] / "tests/compll/terngrad_listing.pse")
 BACKENDS = pytest.mark.parametrize(
     "backend", ["numpy", pytest.param("cpp", marks=pytest.mark.heavy)]
 )
+
+
+@pytest.fixture(autouse=True)
+def _in_a_hurry(monkeypatch):
+    hurry.the_command_line(monkeypatch)
 
 
 @pytest.fixture
@@ -138,7 +146,8 @@ def test_who_has_no_error_feedback(tmp_path, gradient, capsys, spec, function, l
 
 
 @pytest.mark.heavy
-def test_backends_write_the_same_packet(tmp_path, gradient):
+def test_backends_write_the_same_packet(tmp_path, gradient, monkeypatch):
+    monkeypatch.setattr(commands, "build", build)  # as it is for users
     made = {}
     for backend in ("numpy", "cpp"):
         out = tmp_path / f"{backend}.npy"

@@ -18,6 +18,7 @@ from compll.ir import nodes
 from compll.ir.printer import print_plan, print_program, spec_hash
 from compll.ir.verify import IrError, verify
 from compll.passes import optimise
+from tests.compll import hurry
 from tests.compll.support import SPECS, compiled, encoder, gradients
 
 pytestmark = pytest.mark.heavy  # runs of g++ where the cache is empty
@@ -254,7 +255,8 @@ def test_a_codec_without_state_takes_none():
 
 
 @pytest.mark.parametrize("backend", ["numpy", "cpp"])
-def test_the_command_line_hands_the_state_on(tmp_path, backend, program):
+def test_the_command_line_hands_the_state_on(tmp_path, backend, program, monkeypatch):
+    hurry.the_command_line(monkeypatch)
     x = np.random.default_rng(1).normal(size=50).astype(np.float32)
     np.save(tmp_path / "x.npy", x)
     run = ["run", str(FILE), "MomentumEncode", "--in", str(tmp_path / "x.npy")]
