@@ -57,6 +57,10 @@ def test_what_rounding_makes_and_what_it_does_not():
     assert nearness.measure(zero, -zero).is_rounding
     assert not nearness.measure(zero, np.full(5, 1e-6, np.float32)).is_rounding
     assert nearness.measure(np.zeros((0, 3)), np.zeros((0, 3))).is_rounding
+    # Without a square in float64.
+    huge = np.array([1e200, -1e200])
+    with np.errstate(over="ignore"):
+        assert nearness.measure(huge, -huge) == nearness.Gap(math.inf, is_rounding=False)
 
     # A unit in the last place of bfloat16 is more than `TOLERANCE`.
     bfloat16 = np.float32(own).astype("bfloat16")
@@ -237,6 +241,10 @@ _MOST = "`v0` of this worker is not that of most parties"
         ),
         ((_times(1.0), lambda value: [value[0], [[math.nan] * 9] * 2]), "", "c"),
         ((_times(1.0), lambda value: [value[0], [["x"] * 9] * 2]), "", "c"),
+        *(  # without squares in float64; no float at all
+            ((_times(1.0), lambda value, made=made: [value[0], [[made] * 9] * 2]), "", "c")
+            for made in (1e308, -1e308, 10**400, True)
+        ),
         ((_times(1.0), lambda value: [value[0], [[1.0] * 8] * 2]), "", "c"),
     ],
 )

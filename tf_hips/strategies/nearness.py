@@ -80,7 +80,10 @@ def measure(
     apart_norm, *norms = np.sqrt(squares)
     root = math.sqrt(own.size)
     norm = max(*norms, root * _LEAST)
-    return Gap(float(apart_norm / norm), bool(apart_norm <= _allowed(norm, root * scale, distance)))
+    allowed = _allowed(norm, root * scale, distance)
+    if not math.isfinite(allowed):  # squares of float64 may be beyond it
+        return Gap(math.inf, is_rounding=False)
+    return Gap(float(apart_norm / norm), bool(apart_norm <= allowed))
 
 
 def distance_of(dtype: tf.DType) -> float:
@@ -122,7 +125,8 @@ def are_sketches_near(
         return True
     root = math.sqrt(size)
     first, *rest = zip(own, other, strict=True)
-    apart = math.sqrt(sum((mine - theirs) ** 2 for mine, theirs in rest) / _SUMS)
+    # Not by squares: a liar's numbers may have none in float64.
+    apart = math.hypot(*(mine - theirs for mine, theirs in rest)) / math.sqrt(_SUMS)
     allowed = _allowed(max(*first, root * _LEAST), root * scale, distance)
     return apart <= _SLACK * allowed and abs(first[0] - first[1]) <= _SLACK * allowed
 
