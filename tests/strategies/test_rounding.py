@@ -178,6 +178,30 @@ def test_where_a_party_is_absent_the_others_go_on():
         np.testing.assert_array_equal(one.numpy(), value)
 
 
+@pytest.mark.parametrize("is_robust", [False, True])
+def test_what_nobody_has_yet_is_not_compared(is_robust):
+    """After another `compile` slots are new, and get the first worker's values later."""
+    variables = _variables()
+    [first, second, _] = _digests(variables)
+    sent = variables[0].numpy().tobytes()
+    strategy = Party(1, lambda number, payload: sent[12 * number :][:12])
+    strategy.bears_liars, strategy.looks_at_leaves = is_robust, False
+    strategy.paths = strategy.parties = ("a", "b", "c")
+    own = [first, second, None]
+    others = [[first + 1, second, None], own]
+    assert _settled(strategy, [others[0], own, others[1]], variables, mine=own) == ""
+    assert len(strategy.asked) == (0 if is_robust else 2)
+    # A liar may tell None of others, and one that has come back knows none.
+    if is_robust:
+        assert _settled(strategy, [others[0], own, [None] * 3], variables, mine=[]) == ""
+    # None of one worker alone is a mistake.
+    else:
+        strategy = Party(1, pytest.fail)
+        assert "`v2` of worker 2 is not" in _settled(
+            strategy, [own, own, [first, second, 1]], variables, mine=own
+        )
+
+
 @pytest.mark.parametrize("size", [1, 2, 7, 1000, 300_000])
 def test_sketches_tell_how_far_values_are_apart(size):
     from tf_hips.strategies import nearness
@@ -274,6 +298,13 @@ def test_of_a_liar_whose_digests_alone_are_odd_others_compare_sketches():
     for odd in ([1, 2], [1, 2, None], [1, 2, 3]):
         assert _settled(strategy, [..., ..., odd], variables) == ""
     assert [event["sites"] for event in strategy.events] == [["c"]]  # for the lists of others
+    # What is no list of digests ends nobody's run, either.
+    strategy.events.clear()
+    for made in (5, "abc", [[1], 2, 3], [{}, 2, 3], [1.5, 2, 3]):
+        assert _settled(strategy, [..., ..., made], variables) == ""
+    assert {event["reason"] for event in strategy.events} == {
+        "it is none of the values that workers tell"
+    }
 
 
 def _digests(variables):

@@ -66,7 +66,8 @@ def settle(
     Args:
         strategy: of the worker.
         variables: in an order that all have.
-        told_by_all: their digests, by worker.
+        told_by_all: their digests, by worker; None for one of which all tell None, as it gets the
+            first worker's value later.
         mine: this worker's.
         what: they are, for messages, the same on all: "the model after epoch 1".
         in_party: whether only the ranks of this party call it.
@@ -75,6 +76,15 @@ def settle(
         Which variable of whom is not that of whom; "" where nothing differs any more.
     """
     parties = None if in_party else agreeing.doubted(strategy)
+    told_by_all = agreeing.sound(
+        parties, told_by_all, lambda one: are_digests(one, may_lack=True), what
+    )
+    count, known = len(variables), _known(parties, told_by_all, len(variables))
+    variables = [variables[place] for place in known]
+    [*told_by_all, mine] = [
+        row if row is None or len(row) != count else [row[place] for place in known]
+        for row in (*told_by_all, mine)
+    ]
     if parties is not None and len({*_whole(told_by_all, len(variables))} - {None}) > 1:
         return _compare_with_most(strategy, parties, variables, told_by_all, what)
     different = difference(
@@ -96,6 +106,36 @@ def settle(
     chosen = [listed[place] for place in places]
     welcome = None if in_party else strategy._together()
     return _Settling(strategy, welcome, chosen, names, listed, min(rows), what).run()
+
+
+def are_digests(told: Any, *, may_lack: bool = False) -> bool:
+    """Whether a worker may say so of its variables; `may_lack`: None of some of them."""
+    return isinstance(told, list) and all(
+        isinstance(one, int) or (may_lack and one is None) for one in told
+    )
+
+
+def _known(
+    parties: agreeing.Doubted | None, told_by_all: Sequence[Told], count: int
+) -> Sequence[int]:
+    """Places of the variables that are compared: not all tell None of them, or most parties."""
+    lacks = [
+        None
+        if row is None
+        else frozenset(place for place, one in enumerate(row) if one is None)
+        if len(row) == count
+        else frozenset[int]()
+        for row in told_by_all
+    ]
+    if parties is None:
+        present = [one for one in lacks if one is not None]
+        lacking = frozenset[int].intersection(*present) if present else frozenset[int]()
+    else:
+        votes = [
+            None if None in one else frozenset.intersection(*one) for one in parties.by_party(lacks)
+        ]
+        lacking = parties.most(votes) or frozenset[int]()
+    return [place for place in range(count) if place not in lacking]
 
 
 def _whole(told_by_all: Sequence[Told], count: int) -> list[tuple[int | None, ...] | None]:
