@@ -13,6 +13,7 @@ from tests.strategies.test_hierarchical_ps import party_environments, serving, w
 from tests.support import sites
 from tests.support.ranks import ranks, run_parties
 from tf_hips import config, log
+from tf_hips.errors import ProtocolError
 
 pytestmark = pytest.mark.tf
 
@@ -139,6 +140,15 @@ def test_only_what_differs_travels_in_pieces_that_may_be_sent():
     assert _settled(strategy, [..., [first + 1, second, third], ...], variables) == ""
     own = variables[0].numpy().tobytes()
     assert [payload for *_, payload in strategy.asked] == [own[:12], own[12:]]
+    # Where another one may send more at a time, its pieces are longer.
+    variables = _variables()
+    strategy = Party(1, lambda number, payload: theirs.tobytes())
+    assert _settled(strategy, [[first + 1, second, third], ..., ...], variables) == ""
+    np.testing.assert_array_equal(variables[0].numpy(), theirs)
+    for made in (b"", bytes(24)):  # of another model, and nobody waits for ever
+        strategy = Party(1, lambda number, payload, made=made: made)
+        with pytest.raises(ProtocolError, match=r"must have 1 to 20 bytes. Received: (0|24)$"):
+            _settled(strategy, [[1, second, third], ..., ...], variables)
     # With the first party absent it is the next one.
     strategy = Party(1, lambda number, payload: payload)
     assert _settled(strategy, [None, ..., [first + 1, second, third]], variables) == ""
@@ -316,7 +326,6 @@ def _digests(variables):
 def test_what_was_made_equal_is_none_of_what_a_server_has_not_heard_of():
     import keras
 
-    from tf_hips.errors import ProtocolError
     from tf_hips.ps import rules
     from tf_hips.strategies.logs import digests
     from tf_hips.strategies.untold import Untold
@@ -346,7 +355,6 @@ def test_ranks_with_another_number_of_threads(tmp_path):
     from tests.strategies import training
     from tf_hips.callbacks import BackupAndRestore
     from tf_hips.comm import primitives
-    from tf_hips.errors import ProtocolError
     from tf_hips.strategies import CompressedRing, HierarchicalPS
     from tf_hips.strategies.logs import digests
 
@@ -439,7 +447,6 @@ def _train_unlike(folder):
     from tests.strategies import training
     from tests.strategies.test_hierarchical_ps import _configs
     from tf_hips.comm import primitives
-    from tf_hips.errors import ProtocolError
     from tf_hips.strategies import HierarchicalPS, fingerprint, rounding
 
     [run] = _configs()
@@ -517,7 +524,6 @@ def _train_doubted(folder):
 
     from tests.strategies import training
     from tf_hips.comm import primitives
-    from tf_hips.errors import ProtocolError
     from tf_hips.strategies import HierarchicalPS
 
     run = config.load(os.environ["TEST_CONFIG"])

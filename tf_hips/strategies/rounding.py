@@ -29,6 +29,7 @@ import tensorflow as tf
 
 from tf_hips import log
 from tf_hips.comm import primitives
+from tf_hips.errors import ProtocolError
 from tf_hips.ps.client.welcome import Welcome
 from tf_hips.ps.terms.weights import Refill, cut_weights
 from tf_hips.strategies import agreeing, near_most
@@ -254,14 +255,11 @@ class _Settling:
     def _receive(self, refill: Refill, num_bytes: int) -> bool:
         """Takes the first worker's bytes, on all; False where its party is absent."""
         strategy, welcome = self._strategy, self._welcome
-        leader, leads, limit = 0, primitives.rank() == 0, num_bytes
+        leader, leads, size = 0, primitives.rank() == 0, SPREAD_BYTES
         if welcome is not None:
             leader = bisect.bisect_right(list(itertools.accumulate(welcome.workers)), self._first)
             leads = leads and leader == welcome.child
-            limit = primitives.broadcast_object(
-                on_rank_0(strategy.most_gather_bytes), what="how much may be sent at a time"
-            )
-        size = min(SPREAD_BYTES, limit)
+            size = min(size, on_rank_0(strategy.most_gather_bytes) or size)
         own = cut_weights(map(value_of, self._chosen), 0, size) if leads else iter(())
         while refill.held < num_bytes:
             sent = next(own, b"")
@@ -269,9 +267,18 @@ class _Settling:
             if welcome is not None:
                 ask = functools.partial(strategy.from_party, leader, self._title, sent)
                 piece = on_rank_0(ask)
-                if not primitives.broadcast_object(piece is not None, what="whether it was there"):
-                    return False
-            refill.take(spread(piece or bytes(min(size, num_bytes - refill.held))))
+            # As the first worker's party has cut them: servers of a tree may let others send less.
+            length = primitives.broadcast_object(
+                None if piece is None else len(piece), what="the length of what was there"
+            )
+            if length is None:
+                return False
+            if not 0 < length <= num_bytes - refill.held:
+                raise ProtocolError(
+                    f"Of {self._title} a piece must have 1 to {num_bytes - refill.held} bytes. "
+                    f"Received: {length}"
+                )
+            refill.take(spread(piece or bytes(length)))
         return True
 
     def _tell(self, num_bytes: int, share: float, seconds: float) -> None:
