@@ -13,6 +13,7 @@ from tests.strategies.test_hierarchical_ps import party_environments, serving, w
 from tests.support import sites
 from tests.support.ranks import ranks, run_parties
 from tf_hips import config, log
+from tf_hips.errors import ProtocolError
 
 pytestmark = pytest.mark.tf
 
@@ -57,6 +58,9 @@ def test_what_rounding_makes_and_what_it_does_not():
     assert nearness.measure(zero, -zero).is_rounding
     assert not nearness.measure(zero, np.full(5, 1e-6, np.float32)).is_rounding
     assert nearness.measure(np.zeros((0, 3)), np.zeros((0, 3))).is_rounding
+    # Without a square in float64.
+    huge = np.array([1e200, -1e200])
+    assert nearness.measure(huge, -huge) == nearness.Gap(math.inf, is_rounding=False)
 
     # A unit in the last place of bfloat16 is more than `TOLERANCE`.
     bfloat16 = np.float32(own).astype("bfloat16")
@@ -135,6 +139,15 @@ def test_only_what_differs_travels_in_pieces_that_may_be_sent():
     assert _settled(strategy, [..., [first + 1, second, third], ...], variables) == ""
     own = variables[0].numpy().tobytes()
     assert [payload for *_, payload in strategy.asked] == [own[:12], own[12:]]
+    # Where another one may send more at a time, its pieces are longer.
+    variables = _variables()
+    strategy = Party(1, lambda number, payload: theirs.tobytes())
+    assert _settled(strategy, [[first + 1, second, third], ..., ...], variables) == ""
+    np.testing.assert_array_equal(variables[0].numpy(), theirs)
+    for made in (b"", bytes(24)):  # of another model, and nobody waits for ever
+        strategy = Party(1, lambda number, payload, made=made: made)
+        with pytest.raises(ProtocolError, match=r"must have 1 to 20 bytes. Received: (0|24)$"):
+            _settled(strategy, [[1, second, third], ..., ...], variables)
     # With the first party absent it is the next one.
     strategy = Party(1, lambda number, payload: payload)
     assert _settled(strategy, [None, ..., [first + 1, second, third]], variables) == ""
@@ -172,6 +185,30 @@ def test_where_a_party_is_absent_the_others_go_on():
     assert not strategy.events
     for one, value in zip(variables, before, strict=True):
         np.testing.assert_array_equal(one.numpy(), value)
+
+
+@pytest.mark.parametrize("is_robust", [False, True])
+def test_what_nobody_has_yet_is_not_compared(is_robust):
+    """After another `compile` slots are new, and get the first worker's values later."""
+    variables = _variables()
+    [first, second, _] = _digests(variables)
+    sent = variables[0].numpy().tobytes()
+    strategy = Party(1, lambda number, payload: sent[12 * number :][:12])
+    strategy.bears_liars, strategy.looks_at_leaves = is_robust, False
+    strategy.paths = strategy.parties = ("a", "b", "c")
+    own = [first, second, None]
+    others = [[first + 1, second, None], own]
+    assert _settled(strategy, [others[0], own, others[1]], variables, mine=own) == ""
+    assert len(strategy.asked) == (0 if is_robust else 2)
+    # A liar may tell None of others, and one that has come back knows none.
+    if is_robust:
+        assert _settled(strategy, [others[0], own, [None] * 3], variables, mine=[]) == ""
+    # None of one worker alone is a mistake.
+    else:
+        strategy = Party(1, pytest.fail)
+        assert "`v2` of worker 2 is not" in _settled(
+            strategy, [own, own, [first, second, 1]], variables, mine=own
+        )
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000, 300_000])
@@ -237,6 +274,10 @@ _MOST = "`v0` of this worker is not that of most parties"
         ),
         ((_times(1.0), lambda value: [value[0], [[math.nan] * 9] * 2]), "", "c"),
         ((_times(1.0), lambda value: [value[0], [["x"] * 9] * 2]), "", "c"),
+        *(  # without squares in float64; no float at all
+            ((_times(1.0), lambda value, made=made: [value[0], [[made] * 9] * 2]), "", "c")
+            for made in (1e308, -1e308, 10**400, True)
+        ),
         ((_times(1.0), lambda value: [value[0], [[1.0] * 8] * 2]), "", "c"),
     ],
 )
@@ -266,6 +307,13 @@ def test_of_a_liar_whose_digests_alone_are_odd_others_compare_sketches():
     for odd in ([1, 2], [1, 2, None], [1, 2, 3]):
         assert _settled(strategy, [..., ..., odd], variables) == ""
     assert [event["sites"] for event in strategy.events] == [["c"]]  # for the lists of others
+    # What is no list of digests ends nobody's run, either.
+    strategy.events.clear()
+    for made in (5, "abc", [[1], 2, 3], [{}, 2, 3], [1.5, 2, 3]):
+        assert _settled(strategy, [..., ..., made], variables) == ""
+    assert {event["reason"] for event in strategy.events} == {
+        "it is none of the values that workers tell"
+    }
 
 
 def _digests(variables):
@@ -277,7 +325,6 @@ def _digests(variables):
 def test_what_was_made_equal_is_none_of_what_a_server_has_not_heard_of():
     import keras
 
-    from tf_hips.errors import ProtocolError
     from tf_hips.ps import rules
     from tf_hips.strategies.logs import digests
     from tf_hips.strategies.untold import Untold
@@ -307,7 +354,6 @@ def test_ranks_with_another_number_of_threads(tmp_path):
     from tests.strategies import training
     from tf_hips.callbacks import BackupAndRestore
     from tf_hips.comm import primitives
-    from tf_hips.errors import ProtocolError
     from tf_hips.strategies import CompressedRing, HierarchicalPS
     from tf_hips.strategies.logs import digests
 
@@ -400,7 +446,6 @@ def _train_unlike(folder):
     from tests.strategies import training
     from tests.strategies.test_hierarchical_ps import _configs
     from tf_hips.comm import primitives
-    from tf_hips.errors import ProtocolError
     from tf_hips.strategies import HierarchicalPS, fingerprint, rounding
 
     [run] = _configs()
@@ -478,7 +523,6 @@ def _train_doubted(folder):
 
     from tests.strategies import training
     from tf_hips.comm import primitives
-    from tf_hips.errors import ProtocolError
     from tf_hips.strategies import HierarchicalPS
 
     run = config.load(os.environ["TEST_CONFIG"])

@@ -92,12 +92,16 @@ class Contents:
         is_of_others = bool(meta.get(IS_OF_OTHERS))
         if self._peers.strategy is not None and is_of_others:
             self._peers.strategy.state.take_from_others()
-        shared, own = _parts(self._belonging.entries(meta, metrics=False), meta)
+        entries = self._belonging.entries(meta, metrics=False)
+        shared, own = _parts(entries, meta)
         self._peers.together(lambda: self._read(backup, shared, own))
         self._peers.together(lambda: self._read_state(backup))
-        # Statistics and accumulated gradients are each worker's own.
-        trained = [entry for entry in shared if entry.role == "weight" and entry.variable.trainable]
-        weights = [entry.variable for entry in trained]
+        # Statistics and accumulated gradients are each worker's own, and so is all that differs
+        # where a loop keeps workers apart. Else weights differ in a backup by rounding alone.
+        is_apart = self._peers.strategy is not None and self._peers.strategy.loan is not None
+        compared = shared if is_apart else entries
+        trained = [one for one in compared if one.role == "weight" and one.variable.trainable]
+        weights = [one.variable for one in trained]
         # While the others are elsewhere, those of this party agree alone.
         different = self._peers.settle(weights, "weights that were restored", in_party=is_back)
         if different:

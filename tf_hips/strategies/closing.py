@@ -16,7 +16,7 @@ from tf_hips.strategies import agreeing
 from tf_hips.strategies.adapted import adapted, check_equal, is_adapted
 from tf_hips.strategies.logs import digests
 from tf_hips.strategies.replicated import difference, frozen, replicated
-from tf_hips.strategies.rounding import Told, settle
+from tf_hips.strategies.rounding import Told, are_digests, settle
 from tf_hips.strategies.same_script import Facts, check_same, facts_of, is_facts
 from tf_hips.strategies.settings import check_settings, comparable
 
@@ -277,16 +277,10 @@ class AtEpochEnds(_Passing):
         self._callback.on_epoch_end(epoch, logs)
 
 
-def _is_digests(told: Any, *, may_lack: bool = False) -> bool:
-    return isinstance(told, list) and all(
-        isinstance(one, int) or (may_lack and one is None) for one in told
-    )
-
-
 def _is_end(told: Any) -> bool:
     """Whether a worker may say so at the end of an epoch."""
     is_pair = isinstance(told, list) and len(told) == 2
-    return is_pair and isinstance(told[0], bool) and _is_digests(told[1])
+    return is_pair and isinstance(told[0], bool) and are_digests(told[1])
 
 
 def _is_beginning(told: Any) -> bool:
@@ -298,7 +292,7 @@ def _is_beginning(told: Any) -> bool:
         isinstance(length, list)
         and len(length) == 3
         and all(one is None or isinstance(one, int) for one in length)
-        and (values is None or _is_digests(values, may_lack=True))
+        and (values is None or are_digests(values, may_lack=True))
         and is_adapted(learned)
         and is_facts(facts)
     )

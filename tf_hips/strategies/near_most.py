@@ -14,7 +14,6 @@ on up the tree. With more honest children than liars that is next to an honest o
 
 import json
 import math
-import numbers
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -139,5 +138,6 @@ def _are_numbers(told: Any, own: Sequence[float]) -> bool:
     return (
         isinstance(told, list)
         and len(told) == len(own)
-        and all(isinstance(one, numbers.Real) and math.isfinite(one) for one in told)
+        # No integers, which workers do not tell, and which may be too large for a float.
+        and all(isinstance(one, float) and math.isfinite(one) for one in told)
     )

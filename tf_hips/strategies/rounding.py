@@ -29,6 +29,7 @@ import tensorflow as tf
 
 from tf_hips import log
 from tf_hips.comm import primitives
+from tf_hips.errors import ProtocolError
 from tf_hips.ps.client.welcome import Welcome
 from tf_hips.ps.terms.weights import Refill, cut_weights
 from tf_hips.strategies import agreeing, near_most
@@ -66,7 +67,8 @@ def settle(
     Args:
         strategy: of the worker.
         variables: in an order that all have.
-        told_by_all: their digests, by worker.
+        told_by_all: their digests, by worker; None for one of which all tell None, as it gets the
+            first worker's value later.
         mine: this worker's.
         what: they are, for messages, the same on all: "the model after epoch 1".
         in_party: whether only the ranks of this party call it.
@@ -75,6 +77,15 @@ def settle(
         Which variable of whom is not that of whom; "" where nothing differs any more.
     """
     parties = None if in_party else agreeing.doubted(strategy)
+    told_by_all = agreeing.sound(
+        parties, told_by_all, lambda one: are_digests(one, may_lack=True), what
+    )
+    count, known = len(variables), _known(parties, told_by_all, len(variables))
+    variables = [variables[place] for place in known]
+    [*told_by_all, mine] = [
+        row if row is None or len(row) != count else [row[place] for place in known]
+        for row in (*told_by_all, mine)
+    ]
     if parties is not None and len({*_whole(told_by_all, len(variables))} - {None}) > 1:
         return _compare_with_most(strategy, parties, variables, told_by_all, what)
     different = difference(
@@ -96,6 +107,36 @@ def settle(
     chosen = [listed[place] for place in places]
     welcome = None if in_party else strategy._together()
     return _Settling(strategy, welcome, chosen, names, listed, min(rows), what).run()
+
+
+def are_digests(told: Any, *, may_lack: bool = False) -> bool:
+    """Whether a worker may say so of its variables; `may_lack`: None of some of them."""
+    return isinstance(told, list) and all(
+        isinstance(one, int) or (may_lack and one is None) for one in told
+    )
+
+
+def _known(
+    parties: agreeing.Doubted | None, told_by_all: Sequence[Told], count: int
+) -> Sequence[int]:
+    """Places of the variables that are compared: not all tell None of them, or most parties."""
+    lacks = [
+        None
+        if row is None
+        else frozenset(place for place, one in enumerate(row) if one is None)
+        if len(row) == count
+        else frozenset[int]()
+        for row in told_by_all
+    ]
+    if parties is None:
+        present = [one for one in lacks if one is not None]
+        lacking = frozenset[int].intersection(*present) if present else frozenset[int]()
+    else:
+        votes = [
+            None if None in one else frozenset.intersection(*one) for one in parties.by_party(lacks)
+        ]
+        lacking = parties.most(votes) or frozenset[int]()
+    return [place for place in range(count) if place not in lacking]
 
 
 def _whole(told_by_all: Sequence[Told], count: int) -> list[tuple[int | None, ...] | None]:
@@ -214,14 +255,11 @@ class _Settling:
     def _receive(self, refill: Refill, num_bytes: int) -> bool:
         """Takes the first worker's bytes, on all; False where its party is absent."""
         strategy, welcome = self._strategy, self._welcome
-        leader, leads, limit = 0, primitives.rank() == 0, num_bytes
+        leader, leads, size = 0, primitives.rank() == 0, SPREAD_BYTES
         if welcome is not None:
             leader = bisect.bisect_right(list(itertools.accumulate(welcome.workers)), self._first)
             leads = leads and leader == welcome.child
-            limit = primitives.broadcast_object(
-                on_rank_0(strategy.most_gather_bytes), what="how much may be sent at a time"
-            )
-        size = min(SPREAD_BYTES, limit)
+            size = min(size, on_rank_0(strategy.most_gather_bytes) or size)
         own = cut_weights(map(value_of, self._chosen), 0, size) if leads else iter(())
         while refill.held < num_bytes:
             sent = next(own, b"")
@@ -229,9 +267,18 @@ class _Settling:
             if welcome is not None:
                 ask = functools.partial(strategy.from_party, leader, self._title, sent)
                 piece = on_rank_0(ask)
-                if not primitives.broadcast_object(piece is not None, what="whether it was there"):
-                    return False
-            refill.take(spread(piece or bytes(min(size, num_bytes - refill.held))))
+            # As the first worker's party has cut them: servers of a tree may let others send less.
+            length = primitives.broadcast_object(
+                None if piece is None else len(piece), what="the length of what was there"
+            )
+            if length is None:
+                return False
+            if not 0 < length <= num_bytes - refill.held:
+                raise ProtocolError(
+                    f"Of {self._title} a piece must have 1 to {num_bytes - refill.held} bytes. "
+                    f"Received: {length}"
+                )
+            refill.take(spread(piece or bytes(length)))
         return True
 
     def _tell(self, num_bytes: int, share: float, seconds: float) -> None:
