@@ -35,9 +35,6 @@ from tf_hips.strategies.replicated import name_of
 if TYPE_CHECKING:
     from tf_hips.strategies.party import PartyStrategy
 
-# Of a worker: digests of what is not rounded, by place, and a sketch of each other variable.
-_Sketches = tuple[list[int], list[list[float]]]
-
 
 def compare(
     strategy: "PartyStrategy",
@@ -68,6 +65,7 @@ def compare(
     }
     exact = [place for place, one in enumerate(listed) if not one.dtype.is_floating]
     rounded = [place for place, one in enumerate(listed) if one.dtype.is_floating]
+    # Digests of what is not rounded, and a sketch of each other variable.
     own = [[mine[place] for place in exact], [sketch(value_of(listed[one])) for one in rounded]]
     told_by_all = strategy.gather_objects(own, f"sketches of {what}")
     told_by_all = agreeing.sound(parties, told_by_all, lambda one: _is_like(one, own), what)
