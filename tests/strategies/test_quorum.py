@@ -53,6 +53,7 @@ def _train_pair(folder):
 def _fit(folder, make):
     import keras
     import numpy as np
+    import tensorflow as tf
 
     from tests.strategies import training
     from tf_hips.strategies import HierarchicalPS, fingerprint
@@ -73,6 +74,10 @@ def _fit(folder, make):
 
         def on_epoch_end(self, epoch, logs=None):
             histories.append(logs)
+            if site == SITES[1]:  # as a machine does that rounds unlike: all take the first one's
+                for weight in self.model.trainable_weights:
+                    value = tf.convert_to_tensor(weight)
+                    weight.assign(tf.math.nextafter(value, tf.fill(value.shape, 9.0)))
             if site != LATE and epoch == 0:
                 go_on(folder, site)
 
