@@ -10,7 +10,7 @@ gradients that are functions of the step, so two processes can be compared witho
 
 `--steps 300` of each optimizer; `--only rms` takes those with that text in their names. A gap is
 the norm of a variable's difference, as a share of its own norm, the largest of all variables:
-tf_hips takes up to 1e-3 for rounding (`strategies.rounding`). Prints only.
+tf_hips takes up to 1e-3 for rounding (`strategies.nearness`). Prints only.
 """
 
 import argparse
@@ -67,6 +67,10 @@ def main(argv=None) -> int:
     options = _parser().parse_args(argv)
     if options.worker:
         return _train(options)
+    if not any(options.only.lower() in name.lower() for name in optimizers()):
+        raise SystemExit(f"--only must be in the name of an optimizer. Received: {options.only!r}")
+    if options.compare:
+        _check_steps(options.compare, options.steps)
     with tempfile.TemporaryDirectory() as folder:
         if options.write:
             return _start(options, None, options.write)
@@ -112,7 +116,7 @@ def _positive(text: str) -> int:
 
 def _start(options, threads, file) -> int:
     """Trains in a process of its own: threads are chosen once."""
-    command = [sys.executable, "-m", "benchmarks.unlike", "--worker", str(file)]
+    command = [sys.executable, "-m", "benchmarks.unlike", "--worker", str(file.resolve())]
     command += ["--steps", str(options.steps), "--only", options.only]
     command += [] if threads is None else ["--threads", str(threads)]
     return subprocess.run(command, cwd=harness.ROOT, check=False).returncode
@@ -143,7 +147,8 @@ def _train(options) -> int:
             for place, one in enumerate(variables):
                 found[f"{name}/{kind}/{place}"] = one.numpy()
         print(f"{name}: {options.steps} steps", file=sys.stderr, flush=True)
-    np.savez(options.worker, **found)
+    with options.worker.open("wb") as file:  # NumPy would put .npz behind another name
+        np.savez(file, **found)
     return 0
 
 
@@ -159,19 +164,29 @@ def _values(draw, shape):
     return (total / np.float32(_BELOW)).astype(np.float32)
 
 
+def _check_steps(file, steps) -> None:
+    """Before minutes are spent on another number of them."""
+    import numpy as np
+
+    try:
+        with np.load(file) as found:
+            told = int(found["steps"])
+    except (OSError, ValueError, KeyError, EOFError, IndexError) as error:
+        raise SystemExit(f"--compare must be a file that --write has made: {error}") from error
+    if told != steps:
+        raise SystemExit(
+            f"Both must make as many steps. Received: {told} in {file}, --steps {steps}"
+        )
+
+
 def _compared(first, other) -> list[dict[str, str]]:
     """A row for each optimizer that both files have."""
     import numpy as np
 
-    from tf_hips.strategies.rounding import measure
+    from tf_hips.strategies.nearness import measure
 
     rows = []
     with np.load(first) as here, np.load(other) as there:
-        if int(here["steps"]) != int(there["steps"]):
-            raise SystemExit(
-                f"Both files must be of as many steps. Received: {here['steps']} in {first}, "
-                f"{there['steps']} in {other}"
-            )
         names = {key.split("/")[0]: None for key in here.files if "/" in key and key in there.files}
         for name in names:
             row = {"optimizer": name}

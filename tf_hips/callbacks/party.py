@@ -109,23 +109,13 @@ class Party(Protocol):
             label: what it is, for messages.
         """
 
-    def settle(
-        self,
-        variables: Sequence[Any],
-        told_by_all: Sequence[Sequence[int | None] | None],
-        mine: Sequence[int | None] | None,
-        what: str,
-        *,
-        in_party: bool = False,
-    ) -> str:
+    def settle(self, variables: Sequence[Any], what: str, *, in_party: bool) -> str:
         """Makes equal what differs by rounding alone; says what differs by more, "" for nothing.
 
-        Called by all workers that have gathered the digests, eagerly.
+        Eager; called by all workers that gather now, or by all ranks of this party.
 
         Args:
             variables: in an order that all have.
-            told_by_all: digests of each worker's; None: it is absent.
-            mine: those of this worker.
             what: they are, for messages, the same on all.
             in_party: whether only the ranks of this party call it.
         """

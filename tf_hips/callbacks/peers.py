@@ -4,7 +4,6 @@
 Every method is called by all of them, in the same order. What fails on one is raised on all.
 """
 
-import binascii
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +12,6 @@ import keras
 from tf_hips.callbacks.party import Backups, Party
 from tf_hips.comm import primitives
 from tf_hips.errors import PeerError
-from tf_hips.ps.terms.weights import bytes_of
 
 
 class Peers:
@@ -70,10 +68,7 @@ class Peers:
         """
         if self.strategy is None:
             return ""
-        mine = [binascii.crc32(bytes_of(one.numpy())) for one in variables]
-        gather = primitives.gather_objects if in_party else self.strategy.gather_objects
-        told_by_all = gather(mine, f"digests of {what}")
-        return self.strategy.settle(variables, told_by_all, mine, what, in_party=in_party)
+        return self.strategy.settle(variables, what, in_party=in_party)
 
     @property
     def has_rounds(self) -> bool:

@@ -177,19 +177,20 @@ class Fitting:
         moved = {id(one) for one in moving(model) if beginning.meetings.is_equal([one])}
         places = [place for place, one in enumerate(model.weights) if id(one) not in moved]
 
-        def select(one: Any) -> Any:
-            digests, learned = one
-            is_like = len(digests) == len(model.weights)
-            return [[digests[place] for place in places] if is_like else digests, learned]
+        def select(told: Any) -> Any:
+            is_like = len(told) == len(model.weights)
+            return [told[place] for place in places] if is_like else told
 
-        everyone = agreeing.compared(parties, told_by_all, own, select, what)
-        check_equal([(who, learned) for who, (_, learned) in everyone])
-        compared = [model.weights[place] for place in places]
+        # Each by itself: weights of an honest party may differ by rounding, and what layers have
+        # learned may not.
+        check_equal(agreeing.compared(parties, told_by_all, own, lambda one: one[1], what))
+        compared, mine = [model.weights[place] for place in places], select(own[0])
+        digests_by_all = [None if one is None else select(one[0]) for one in told_by_all]
         if beginning.meetings.first_sync is None:
-            different = difference(compared, [(who, one) for who, (one, _) in everyone])
+            everyone = agreeing.compared(parties, digests_by_all, mine, lambda one: one, what)
+            different = difference(compared, everyone)
         else:
-            digests_by_all = [None if one is None else select(one)[0] for one in told_by_all]
-            different = settle(strategy, compared, digests_by_all, select(own)[0], what)
+            different = settle(strategy, compared, digests_by_all, mine, what)
         if not different:
             if moved:
                 self._average_told(model, told_by_all, own[0])

@@ -26,7 +26,7 @@ from tf_hips.strategies.agreeing import Doubted
 from tf_hips.strategies.nearness import (
     are_sketches_near,
     distance_of,
-    root_mean_square,
+    scales_of,
     sketch,
 )
 from tf_hips.strategies.replicas import value_of
@@ -59,10 +59,7 @@ def compare(
     Returns:
         Which variable is not near, of this worker or, without a majority, of whom; "" for none.
     """
-    scales = {
-        is_weight: root_mean_square(one for one in listed if one.trainable == is_weight)
-        for is_weight in {bool(one.trainable) for one in listed}
-    }
+    scales = scales_of(listed)
     exact = [place for place, one in enumerate(listed) if not one.dtype.is_floating]
     rounded = [place for place, one in enumerate(listed) if one.dtype.is_floating]
     # Digests of what is not rounded, and a sketch of each other variable.

@@ -136,7 +136,15 @@ def are_sketches_near(
     return apart <= _SLACK * allowed and abs(first[0] - first[1]) <= _SLACK * allowed
 
 
-def root_mean_square(variables: Iterable[tf.Variable]) -> float:
+def scales_of(variables: Sequence[tf.Variable]) -> dict[bool, float]:
+    """Root mean square of an element, by whether its variable is trained: slots may be smaller."""
+    return {
+        is_weight: _root_mean_square(one for one in variables if one.trainable == is_weight)
+        for is_weight in {bool(one.trainable) for one in variables}
+    }
+
+
+def _root_mean_square(variables: Iterable[tf.Variable]) -> float:
     """Of all finite elements of floating variables."""
     total, count = 0.0, 0
     for one in variables:

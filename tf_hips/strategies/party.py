@@ -61,7 +61,8 @@ from tf_hips.strategies.gradients import (
 )
 from tf_hips.strategies.groups import Groups
 from tf_hips.strategies.loan import WORKER, Loan
-from tf_hips.strategies.rounding import Told, settle
+from tf_hips.strategies.logs import digests
+from tf_hips.strategies.rounding import settle
 from tf_hips.strategies.state import StrategyState
 from tf_hips.strategies.turns import Turns
 from tf_hips.strategies.without_server import WithoutServer
@@ -203,16 +204,11 @@ class PartyStrategy(ExactSums, WithoutServer, Strategy, Party):
         """
         return primitives.gather_objects(value, label)
 
-    def settle(
-        self,
-        variables: Sequence[Any],
-        told_by_all: Sequence[Told],
-        mine: Told,
-        what: str,
-        *,
-        in_party: bool = False,
-    ) -> str:
+    def settle(self, variables: Sequence[Any], what: str, *, in_party: bool) -> str:
         """Makes equal what differs by rounding alone; see `rounding`."""
+        mine = digests(variables)
+        gather = primitives.gather_objects if in_party else self.gather_objects
+        told_by_all = gather(mine, f"digests of {what}")
         return settle(self, variables, told_by_all, mine, what, in_party=in_party)
 
     def _is_statistic(self, variable: tf.Variable) -> bool:

@@ -34,7 +34,7 @@ from tf_hips.ps.client.welcome import Welcome
 from tf_hips.ps.terms.weights import Refill, cut_weights
 from tf_hips.strategies import agreeing, near_most
 from tf_hips.strategies.logs import digests
-from tf_hips.strategies.nearness import Gap, distance_of, measure, root_mean_square
+from tf_hips.strategies.nearness import Gap, distance_of, measure, scales_of
 from tf_hips.strategies.references import unique
 from tf_hips.strategies.replicas import SPREAD_BYTES, on_rank_0, spread, value_of
 from tf_hips.strategies.replicated import difference, name_of
@@ -206,11 +206,7 @@ class _Settling:
         digest = hashlib.sha256(kinds.encode()).hexdigest()[:8]
         # What parties compare before they take it for the same.
         self._title = f"{len(chosen)} variables that differ in {what} ({digest})"
-        # Slots may be far smaller than weights.
-        self._scales = {
-            is_weight: root_mean_square(one for one in listed if one.trainable == is_weight)
-            for is_weight in {bool(one.trainable) for one in chosen}
-        }
+        self._scales = scales_of(listed)
         self._gaps: list[Gap] = []
 
     def run(self) -> str:
