@@ -40,6 +40,10 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 # oneDNN makes code for each shape that a kernel meets: a quarter of what small models take. Tests
 # that run whole programs as users do (the demo, the page on new algorithms) have it on.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+# NumPy's threads look for work for a while behind each product, which no test shares out: with as
+# many processes as processors they take the time of others. Read when NumPy is imported: in the
+# processes of `-n` and in children.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Also what tests start imports Keras without scikit-learn. Behind all others on `sys.path`, as some
 # hand that on.
 _lean = str(Path(sitecustomize.__file__).parent)

@@ -125,7 +125,7 @@ class Party:
             [
                 native.encode(
                     way,
-                    generator.standard_normal(size).astype(np.float32),
+                    generator.standard_normal(size, np.float32),
                     native.Key(self.child, number, tensor),
                     kept=self.residuals[tensor] if way.has_residual else None,
                 )

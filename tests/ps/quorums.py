@@ -231,7 +231,7 @@ class Run:
 
 def gradient(child: int, number: int, chunk: int) -> Floats:
     generator = np.random.default_rng((child, number, chunk))
-    return generator.standard_normal(MODEL.chunks[chunk].size).astype(np.float32)
+    return generator.standard_normal(MODEL.chunks[chunk].size, np.float32)
 
 
 def packet_of(text: str, child: int, number: int, chunk: int) -> npt.NDArray[np.uint8]:

@@ -168,7 +168,7 @@ def test_a_party_server_has_a_quorum_of_its_own(certificates: Certificates) -> N
             rows = []
             for one in (a, b, e):
                 generator = np.random.default_rng((one.child, 1))
-                tensors = [generator.standard_normal(n).astype(np.float32) for n in one.sizes]
+                tensors = [generator.standard_normal(n, np.float32) for n in one.sizes]
                 rows.append(tensors[chunk.tensor][chunk.offset :][: chunk.size])
             total = (rows[0] + rows[1]) * np.float32(2.0) + rows[2]
             np.testing.assert_array_equal(native.decode(fp32, packet, chunk.size), total)
@@ -196,7 +196,7 @@ def test_a_party_server_that_is_gone_is_one_child(certificates: Certificates) ->
         [result] = e.train(1, 1)  # what is left of the run goes on
         fp32 = compressors.parse("fp32")
         generator = np.random.default_rng((e.child, 1))
-        own = np.concatenate([generator.standard_normal(n).astype(np.float32) for n in e.sizes])
+        own = np.concatenate([generator.standard_normal(n, np.float32) for n in e.sizes])
         model = Model(tuple(tuple(shape) for shape in TREE_SHAPES))
         sizes = model.packet_bytes(fp32)
         parts = np.split(np.frombuffer(result, np.uint8), np.cumsum(sizes)[:-1])

@@ -65,7 +65,7 @@ def test_small_tensors_travel_as_fp16_both_ways(certificates: Certificates) -> N
             for child in range(2):
                 generator = np.random.default_rng((child, number))
                 generator.standard_normal(sizes[0])
-                own = generator.standard_normal(8).astype(np.float32)
+                own = generator.standard_normal(8, np.float32)
                 total += own.astype(np.float16).astype(np.float32)
             np.testing.assert_array_equal(
                 native.decode(fp16, packet, 8), total.astype(np.float16).astype(np.float32)
@@ -193,7 +193,7 @@ def test_a_large_model_streams_in_both_directions(certificates: Certificates) ->
         )
         total = np.concatenate(
             [
-                sum(generator.standard_normal(size).astype(np.float32) for generator in generators)
+                sum(generator.standard_normal(size, np.float32) for generator in generators)
                 for generators in [[np.random.default_rng((child, 1)) for child in (0, 1)]]
                 for size in (3 * CHUNK + 7, 5)
             ]

@@ -57,7 +57,7 @@ def _same_secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def row_of(number: int, leaf: int) -> npt.NDArray[np.float32]:
     generator = np.random.default_rng((number, leaf))
-    noise = generator.standard_normal(MODEL.num_elements).astype(np.float32)
+    noise = generator.standard_normal(MODEL.num_elements, np.float32)
     found = 1.0 + np.float32(0.2 * (1 + (leaf + number) % 6)) * noise
     return np.full_like(found, -9.0) if leaf == 4 else found
 

@@ -33,7 +33,7 @@ def store_of(
 
 def gradient(child: int, number: int, chunk: int, model: Model = MODEL) -> npt.NDArray[np.float32]:
     generator = np.random.default_rng((child, number, chunk))
-    return generator.standard_normal(model.chunks[chunk].size).astype(np.float32)
+    return generator.standard_normal(model.chunks[chunk].size, np.float32)
 
 
 def encode(text: str, values: npt.NDArray[np.float32]) -> Packet:

@@ -100,7 +100,7 @@ class Play:
         return found
 
     def _row(self) -> Floats:
-        return self.draw.standard_normal(sum(SIZES)).astype(np.float32)
+        return self.draw.standard_normal(sum(SIZES), np.float32)
 
     def _store(self) -> VotingStore:
         votes, robust = self.rule.votes, self.rule.robust

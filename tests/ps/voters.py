@@ -32,7 +32,7 @@ SEED = 7
 
 def gradient(number: int, group: int, size: int = SIZE) -> Floats:
     """What honest members of a group compute in a round."""
-    return np.random.default_rng((number, group)).standard_normal(size).astype(np.float32)
+    return np.random.default_rng((number, group)).standard_normal(size, np.float32)
 
 
 @dataclasses.dataclass
