@@ -64,7 +64,7 @@ def test_small_tensors_travel_as_fp16_both_ways(certificates: Certificates) -> N
             total = np.zeros(8, np.float32)
             for child in range(2):
                 generator = np.random.default_rng((child, number))
-                generator.standard_normal(sizes[0])
+                generator.standard_normal(sizes[0], np.float32)
                 own = generator.standard_normal(8, np.float32)
                 total += own.astype(np.float16).astype(np.float32)
             np.testing.assert_array_equal(
