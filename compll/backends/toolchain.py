@@ -28,7 +28,7 @@ FLAGS = (
 # What g++ alone knows: for clang++ such a flag is an error.
 OF_GCC = frozenset({"-fno-thread-jumps"})
 # Arithmetic as on a CPU: no fused multiply-add, denormals kept, all rounded to nearest.
-# Code for A100 and H100, and PTX for what is newer.
+# Code for T4, A100 and H100 and their like, and PTX for what is newer.
 NVCC_FLAGS = (
     "-O3",
     "-std=c++17",
@@ -36,6 +36,7 @@ NVCC_FLAGS = (
     "--expt-relaxed-constexpr",
     "-cudart=static",
     "-Xcompiler=-ffp-contract=off,-fvisibility=hidden,-fPIC",
+    "-gencode=arch=compute_75,code=sm_75",
     "-gencode=arch=compute_80,code=sm_80",
     "-gencode=arch=compute_90,code=sm_90",
     "-gencode=arch=compute_90,code=compute_90",

@@ -194,6 +194,32 @@ __device__ inline void complain(Report* report, int64_t row, int64_t chunk, int3
   atomicMin(report, static_cast<Report>(row << 40 | chunk << 8 | status));
 }
 
+#ifdef __CUDA_ARCH__
+// Of the whole numbers that the 32 threads of a warp have, the sum and the largest; all of them must
+// call it. From sm_80 on that is one instruction.
+__device__ __forceinline__ int32_t sum_of_warp(int32_t value) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_add_sync(~0u, value);
+#else
+  TF_HIPS_UNROLL
+  for (int apart = 16; apart > 0; apart /= 2) value += __shfl_xor_sync(~0u, value, apart);
+  return value;
+#endif
+}
+
+__device__ __forceinline__ int32_t largest_of_warp(int32_t value) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_max_sync(~0u, value);
+#else
+  TF_HIPS_UNROLL
+  for (int apart = 16; apart > 0; apart /= 2) {
+    value = max(value, __shfl_xor_sync(~0u, value, apart));
+  }
+  return value;
+#endif
+}
+#endif
+
 // Waits until all that the stream had before this kernel is done, if the kernel was launched early,
 // and lets the next one be. All threads must call it before they touch what others have written.
 __device__ __forceinline__ void follow() {

@@ -258,7 +258,7 @@ __device__ int64_t join_found(const int64_t* found, int64_t init) {
 // groups. All threads of a block must call it.
 TF_HIPS_INLINE void sum_group(int32_t value, int t, int32_t* found) {
 #ifdef __CUDA_ARCH__
-  value = __reduce_add_sync(~0u, value);
+  value = sum_of_warp(value);
 #endif
   if (t % kNear == 0) found[t / kNear] = value;
 }
@@ -275,7 +275,7 @@ TF_HIPS_INLINE int64_t sum_found(const int32_t* found) {
 
 // The larger of two, NaN if one is.
 TF_HIPS_INLINE float largest_or_nan(float a, float b) {
-#ifdef __CUDA_ARCH__
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   float larger;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
   return larger;
@@ -301,7 +301,7 @@ TF_HIPS_INLINE void note_extreme(const float (&values)[8], int t, float* found) 
 #ifdef __CUDA_ARCH__
   // Of numbers below 0 the bits behind the sign have the opposite order.
   const int bits = __float_as_int(value);
-  const int most = __reduce_max_sync(~0u, bits ^ (bits >> 31 & 0x7FFFFFFF));
+  const int most = largest_of_warp(bits ^ (bits >> 31 & 0x7FFFFFFF));
   value = __int_as_float(most ^ (most >> 31 & 0x7FFFFFFF));
 #endif
   if (t % kNear == 0) found[t / kNear] = value;
@@ -396,7 +396,7 @@ TF_HIPS_INLINE float largest_near(const float (&sizes)[8], float most,
 #ifdef __CUDA_ARCH__
   if (threads >= kNear) {
     // Bits of numbers from 0 on have their order.
-    return __int_as_float(__reduce_max_sync(~0u, __float_as_int(largest)));
+    return __int_as_float(largest_of_warp(__float_as_int(largest)));
   }
   TF_HIPS_UNROLL
   for (int apart = 1; apart < kNear / 2; apart *= 2) {

@@ -60,7 +60,7 @@ __device__ __forceinline__ void pick_bin(const int32_t* bins, int32_t wanted, Pi
   if (lane == kWarp - 1) sums[warp] = sum;
   __syncthreads();
   const int32_t others = lane < warp ? sums[lane] : 0;
-  int32_t above = __reduce_add_sync(0xFFFFFFFFu, others) + sum - own;
+  int32_t above = sum_of_warp(others) + sum - own;
   const bool has_it = above < wanted && wanted <= above + own;
   const bool is_top = above == 0 && own != 0;
   if (has_it || is_top) {
