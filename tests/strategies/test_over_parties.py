@@ -138,6 +138,19 @@ def _reduce(config, worker):
         found = strategy.run(step, (tf.constant(1.0 + worker),))
         assert float(found) == sum((1.0 + of) * 2 * 6 for of in range(3))
 
+    # What is trained by sums alone, and by no optimizer of Keras, begins equal, too.
+    with strategy.scope():
+        weight = tf.Variable(np.full(2, 10.0 * worker, "float32"))
+
+    def by_hand(x):
+        total = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, x)
+        weight.assign_sub(total)
+
+    in_graph = tf.function(lambda x: strategy.run(by_hand, (x,)), autograph=False)
+    for _ in range(2):
+        in_graph(tf.fill([2], 1.0 + worker))
+    np.testing.assert_array_equal(weight, [-12.0, -12.0])
+
     # Many values have a long name; other shapes at another party are an error of all ranks.
     ones = strategy.reduce(tf.distribute.ReduceOp.SUM, [tf.constant(1.0)] * 100, axis=None)
     assert [float(one) for one in ones] == [3.0] * 100

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sharded batches of arrays that are in memory, gathered by their row numbers."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -130,11 +131,17 @@ def _to_tensor(array: Any) -> tf.Tensor:
         array = array.astype(str)
     if isinstance(array, tf.SparseTensor | tf.RaggedTensor) or not hasattr(array, "__array__"):
         # A list of arrays is several inputs, as in Keras; so numbers in lists are no array.
-        is_number = isinstance(array, int | float)
+        remedy = ""
+        if isinstance(array, int | float):
+            remedy = "; of numbers in lists `np.array` makes an array"
+        elif isinstance(array, keras.utils.PyDataset | Iterable) and not isinstance(array, str):
+            remedy = (
+                ". What makes batches by itself is divided where it makes them: each worker gives "
+                "`fit` its own, by `strategy.global_rank` and `strategy.num_replicas_in_sync`"
+            )
         raise ValueError(
             "`data` must be made of dense arrays, or be a `tf.data.Dataset` of single rows. "
-            f"Received: {type(array).__name__}"
-            f"{'; of numbers in lists `np.array` makes an array' * is_number}"
+            f"Received: {type(array).__name__}{remedy}"
         )
     with tf.device("/cpu:0"):
         tensor = tf.convert_to_tensor(

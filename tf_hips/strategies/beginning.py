@@ -17,6 +17,7 @@ Before a step     an eager one: when it begins. One in a graph: while it is trac
                   reduces; nothing of it has run by then. A trace that reduces nothing is no
                   occasion: one rank may make it alone. So a later one is, where it has read weights
                   by then that are new: those of a model that it computes with, and may not train.
+                  Parties meet behind the trace of one that reduces no list of gradients.
 Changed by steps  what is not trained (gradients that are accumulated, counters) is left to each
                   worker, once a step has changed it on any before ranks met.
 Computed before   gradients that steps have kept, or that exist when they are handed over (`kept`,
@@ -253,6 +254,20 @@ class Beginning:
         unready = [slot for slot in slots if not is_ready(slot)]
         if unready and graphs and all(self._born.is_made_in(slot, graphs[0]) for slot in unready):
             self._awaiting_slots[occasion] = weakref.ref(graphs[0])
+
+    def of_sums(self) -> None:
+        """Lets parties meet behind the trace of a step that reduced, but no list of gradients.
+
+        Nothing of it has run by then, and it may train any weights that there are.
+
+        Raises:
+            ProtocolError: as in `of_model`.
+        """
+        meetings = self.meetings
+        if meetings.first_sync is None or meetings.has_met:
+            return
+        if any(may_be_trained(one) and is_ready(one) for one in self._alive()):
+            self._meet_in_loop(None, None, is_step=True, computed=None)
 
     def _take_slots(self, occasion: Hashable, optimizer: Any, graphs: Sequence[tf.Graph]) -> None:
         """Slots that a `tf.function` has made have their values when it is traced once more.

@@ -18,6 +18,7 @@ method, unchanged, for models and optimizers that have nothing to do with ours.
     keras.callbacks           one rank makes the folders of ModelCheckpoint, and saves what
                               OrbaxCheckpoint does
     gradients                 lies, where a study wants a worker that lies (`lying`)
+    tf_keras                  refused: it is Keras 2 (`legacy`)
     training steps            padded, where the launcher wants a slow worker (`slowdown`)
 """
 
@@ -37,7 +38,7 @@ from keras.src.saving import saving_lib
 
 from tf_hips import log
 from tf_hips.errors import ProtocolError
-from tf_hips.strategies import losses, lying, slowdown
+from tf_hips.strategies import legacy, losses, lying, slowdown
 from tf_hips.strategies.slices import orderly
 
 if TYPE_CHECKING:
@@ -163,6 +164,7 @@ def _install() -> None:
     _wrap(keras.random.SeedGenerator, "next", _noise)
     _wrap(keras.callbacks.ModelCheckpoint, "_save_model", _checkpoint)
     _wrap(keras.callbacks.OrbaxCheckpoint, "_save_checkpoint", _orbax_checkpoint)
+    legacy.watch(_trains_with_others)
     slower = slowdown.asked_for()
     if slower is not None:
         _wrap(keras.Model, "_make_function", functools.partial(slowdown.making, slower))
@@ -213,13 +215,25 @@ def _method(
 def _check_private(name: str, model: keras.Model) -> None:
     if name not in ("fit", "train_on_batch") or is_local():
         return
-    # A strategy that has left its run has no step that others wait for.
-    if any(not one._is_closed and one.num_replicas_in_sync > 1 for one in _strategies):
+    if _has_others():
         raise ProtocolError(
             f"The model `{model.name}` must be built inside `strategy.scope()`. Received: a model "
             "without the strategy of this process: each worker would train it on its own. If that "
             "is meant, put the call inside `with tf_hips.local():`."
         )
+
+
+def _has_others() -> bool:
+    # A strategy that has left its run has no step that others wait for.
+    return any(not one._is_closed and one.num_replicas_in_sync > 1 for one in _strategies)
+
+
+def _trains_with_others(name: str) -> bool:
+    """Whether what Keras 2 does would be for all workers; where there is one, in a scope."""
+    if is_local():
+        return False
+    is_inside = ours(tf.distribute.get_strategy()) is not None
+    return is_inside or (name != "compile" and _has_others())
 
 
 def _check_replicated(variables: list[Any]) -> None:

@@ -135,6 +135,7 @@ class PartyStrategy(ExactSums, WithoutServer, Strategy, Party):
         self._numbers = itertools.count()
         self._state = StrategyState(self)
         self._num_reductions = 0
+        self._num_handed = 0  # of these, lists of gradients by an optimizer of Keras
         self._is_making_own = False
         self._model: keras.Model | None = None
         self._is_running = False
@@ -291,12 +292,14 @@ class PartyStrategy(ExactSums, WithoutServer, Strategy, Party):
         if not self._is_running:
             self.beginning.begin_step((args, kwargs))
         self._model, self._is_running = model, True
-        before = self._num_reductions
+        before, handed = self._num_reductions, self._num_handed
         if self.loan is not None:
             self.loan.count(fn, args)
         try:
             if not tf.executing_eagerly():
                 result = super().run(fn, args, kwargs, options)
+                if model is None and not outer[1]:
+                    self._meet_over_sums(before, handed)
                 if model is None or fn.__name__ != "train_step":  # which must reduce
                     self.beginning.look_at_new()
                 self.beginning.note_used()
@@ -338,6 +341,7 @@ class PartyStrategy(ExactSums, WithoutServer, Strategy, Party):
         if not self._is_alone() or self._nonfinite == "raise":
             check_not_compiled()  # else nothing is in there that XLA lacks
         self._num_reductions += 1
+        self._num_handed += 1
         key = tuple(variable._unique_id for variable in variables)
         graphs, handed = functions_being_traced(), self.beginning.handed(values, variables)
         with tf.init_scope():
@@ -380,6 +384,18 @@ class PartyStrategy(ExactSums, WithoutServer, Strategy, Party):
             sums = self.loan.corrected(sums, variables)
         # Keras would have clipped before; see `hooks`.
         return list(hooks.original(keras.optimizers.Optimizer, "_clip_gradients")(optimizer, sums))
+
+    def _meet_over_sums(self, num_reductions: int, num_handed: int) -> None:
+        """Behind the trace of a step of one's own, before which so much had been reduced.
+
+        A step may train by sums alone: by hand, or by an optimizer that is none of Keras.
+        """
+        is_of_sums = self._num_reductions > num_reductions and self._num_handed == num_handed
+        if not is_of_sums or self.loan is not None or self._together() is None:
+            return
+        with tf.init_scope():
+            if tf.executing_eagerly():
+                self.beginning.of_sums()
 
     def _sum_device(self) -> str:
         """Where sums are computed: this replica's GPU, if its gradients are encoded there.
