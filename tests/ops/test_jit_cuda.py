@@ -47,7 +47,7 @@ def asked(tmp_path, monkeypatch):
 
 def test_each_kind_of_gpu_has_an_entry(asked):
     kinds = {
-        (): 3,  # code for two, and PTX
+        (): 4,  # code for three, and PTX
         ("90",): 1,
         ("80",): 1,
         ("75", "90"): 2,

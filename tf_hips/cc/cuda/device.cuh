@@ -195,8 +195,8 @@ __device__ inline void complain(Report* report, int64_t row, int64_t chunk, int3
 }
 
 #ifdef __CUDA_ARCH__
-// Of the whole numbers that the 32 threads of a warp have, the sum and the largest; all of them must
-// call it. From sm_80 on that is one instruction.
+// Of the whole numbers of a warp's 32 threads the sum and the largest; all of them must call it.
+// From sm_80 on that is one instruction.
 __device__ __forceinline__ int32_t sum_of_warp(int32_t value) {
 #if __CUDA_ARCH__ >= 800
   return __reduce_add_sync(~0u, value);
