@@ -60,16 +60,16 @@ is_allowed is_at_once is_few_picks is_few_tiles is_fine is_left is_line is_noise
 is_wanted join join_bits join_doubles join_found join_fours join_group join_lanes join_parts
 join_share join_shares join_twos joined joined_whole keep_blocks keep_candidates keep_eight
 keep_finite keep_padded keep_where kept_before kernel key_at kGroups kth_largest lane_of lanes
-larger_size largest_near largest_of largest_of_threads largest_or_nan largest_size last_error
-launch_early launch_held launch_pack launched lay_out least least_float least_value leave_tile
-load_all load_eight load_four load_one load_some load_steps load_word lowest_bit machine made_by
-madvise majority_of make_finite make_layout mask median_of memcpy mixed more most most_before
-nearest_mean needed neutral next Noise noise_group_neon noise_neon noise_wide noise_words
-NoiseOfEight not_kept note note_broken note_extreme note_first note_kept note_no_first num_packers
-num_runs num_samples num_tiles number_bits numbers_as_row of_pair of_parts one order_of_kept
-pack8_by pack_counted pack_groups pack_many_words pack_neon pack_stream pack_tiles pack_wide
-pack_words padded padded_count pair pair_butterflies Parts philox philox_keys philox_round pick
-pick_bin pick_made pick_sorted place place_of place_of_four prefetch_bytes prefetch_packet put
+larger_size largest_near largest_of largest_of_threads largest_of_warp largest_or_nan largest_size
+last_error launch_early launch_held launch_pack launched lay_out least least_float least_value
+leave_tile load_all load_eight load_four load_one load_some load_steps load_word lowest_bit machine
+made_by madvise majority_of make_finite make_layout mask median_of memcpy mixed more most
+most_before nearest_mean needed neutral next Noise noise_group_neon noise_neon noise_wide
+noise_words NoiseOfEight not_kept note note_broken note_extreme note_first note_kept note_no_first
+num_packers num_runs num_samples num_tiles number_bits numbers_as_row of_pair of_parts one
+order_of_kept pack8_by pack_counted pack_groups pack_many_words pack_neon pack_stream pack_tiles
+pack_wide pack_words padded padded_count pair pair_butterflies Parts philox philox_keys philox_round
+pick pick_bin pick_made pick_sorted place place_of place_of_four prefetch_bytes prefetch_packet put
 put8_by put_by_warps put_codes8_by put_ends put_half put_row put_rows range rank_key ranked reduce
 reduce_found reduce_padded reduce_rows residual_tile row_abs row_at row_bits row_both
 row_butterflies row_bytes row_clamped row_codes row_compared row_count row_difference row_either
@@ -84,9 +84,9 @@ sign_turned size_for sort_all sort_half sort_key sort_keys sort_rest sort_steps 
 sorted_few_or_none sorted_halves sorted_many sorted_value sorter span_of split_twos split_words
 spread_weights stage_of_eight stages_of_eight stages_of_rows start start_block step steps_of
 store_bits store_codes store_some stream_on_wide stream_wide sum_at sum_below sum_found sum_group
-sum_neon sum_of sum_of_team sum_threads sum_wide sum_within summed sweep table_of take take_half
-take_neon take_parts take_rows take_sums take_tile taken task_of threadIdx three_stages top
-top_k_alone top_k_wide trimmed_mean two_stages unit unless unpack8_by unpack_groups
+sum_of_warp sum_neon sum_of sum_of_team sum_threads sum_wide sum_within summed sweep table_of take
+take_half take_neon take_parts take_rows take_sums take_tile taken task_of threadIdx three_stages
+top top_k_alone top_k_wide trimmed_mean two_stages unit unless unpack8_by unpack_groups
 unpack_many_words unpack_neon unpack_stream unpack_wide unpack_words upwards use used value_of
 wait_for warpSize whole_bits WholeCode with_bits within_groups word_of words_of_noise write
 write_prefix write_staged write_until xor_all

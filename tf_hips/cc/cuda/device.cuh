@@ -213,7 +213,8 @@ __device__ __forceinline__ int32_t largest_of_warp(int32_t value) {
 #else
   TF_HIPS_UNROLL
   for (int apart = 16; apart > 0; apart /= 2) {
-    value = max(value, __shfl_xor_sync(~0u, value, apart));
+    const int32_t there = __shfl_xor_sync(~0u, value, apart);
+    value = there > value ? there : value;
   }
   return value;
 #endif
