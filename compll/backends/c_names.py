@@ -84,7 +84,7 @@ sign_turned size_for sort_all sort_half sort_key sort_keys sort_rest sort_steps 
 sorted_few_or_none sorted_halves sorted_many sorted_value sorter span_of split_twos split_words
 spread_weights stage_of_eight stages_of_eight stages_of_rows start start_block step steps_of
 store_bits store_codes store_some stream_on_wide stream_wide sum_at sum_below sum_found sum_group
-sum_of_warp sum_neon sum_of sum_of_team sum_threads sum_wide sum_within summed sweep table_of take
+sum_neon sum_of sum_of_team sum_of_warp sum_threads sum_wide sum_within summed sweep table_of take
 take_half take_neon take_parts take_rows take_sums take_tile taken task_of threadIdx three_stages
 top top_k_alone top_k_wide trimmed_mean two_stages unit unless unpack8_by unpack_groups
 unpack_many_words unpack_neon unpack_stream unpack_wide unpack_words upwards use used value_of
