@@ -3,7 +3,7 @@
 
 A feature is a small function that all ranks call with a `Job` (see `job`) and that asserts. The
 modules of this package hold them; `everything` lists them, `cover` says which of them `make test`
-runs in which configuration. docs/keras.md names each one.
+runs in which configuration. docs/keras-tests.md names each one.
 
 Where nothing is compressed the numbers are those of one process on the joined batch; where it is,
 ranks are equal bit for bit, the loss falls, and callbacks, files and logs mean the same.
