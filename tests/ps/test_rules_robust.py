@@ -432,6 +432,8 @@ def test_four_children_over_sockets_one_of_whom_lies(certificates: Certificates)
 
 
 def test_the_page_says_how_far_a_server_goes() -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs/robustness.md").read_text(encoding="utf-8")
+    page = (Path(__file__).resolve().parents[2] / "docs/robust-servers.md").read_text(
+        encoding="utf-8"
+    )
     for name in ROBUST:
         assert f"`--rule {name}" in page

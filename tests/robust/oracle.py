@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The definitions of docs/robustness.md in NumPy float64, each as its paper writes it."""
+"""The definitions of docs/aggregators.md in NumPy float64, each as its paper writes it."""
 
 import itertools
 from collections.abc import Callable

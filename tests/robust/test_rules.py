@@ -353,7 +353,7 @@ def test_what_is_not_a_rule_is_refused() -> None:
 @pytest.mark.parametrize(
     ("page", "names"),
     [
-        ("robustness.md", [*robust.NAMES, *robust.PRE_NAMES]),
+        ("aggregators.md", [*robust.NAMES, *robust.PRE_NAMES]),
         ("attacks.md", robust.attacks.NAMES),
     ],
 )

@@ -15,9 +15,9 @@
     adversary    which workers of a run lie, and what those send
     graph        the same in TensorFlow; import it by name, it imports TensorFlow
 
-Definitions, sources, and what is not protected: docs/robustness.md. Imports no TensorFlow, opens no
-socket. `adversary`, `attacks` and `detox` are imported when they are asked for: a server that
-starts needs none of them.
+Definitions and sources: docs/aggregators.md; what is not protected: docs/robustness.md. Imports no
+TensorFlow, opens no socket. `adversary`, `attacks` and `detox` are imported when they are asked
+for: a server that starts needs none of them.
 """
 
 import importlib

@@ -3,7 +3,7 @@
 
 A pre-aggregator (`clip`, `arc`, `bucketing`, `nnm`) gives rows to what stands behind its `>>`.
 f is how many of n rows may be bad, "auto" as many as the rule bears. Definitions and sources:
-docs/robustness.md.
+docs/aggregators.md.
 """
 
 from typing import TypeAlias

@@ -3,7 +3,7 @@
 
 Everything works on squared distances in double; `apart` is [n, n] with 0 on the diagonal, and an
 infinity is "far". Where two points do equally well the one that comes first is taken: order of
-rows, which is that of children. Definitions and sources: docs/robustness.md.
+rows, which is that of children. Definitions and sources: docs/aggregators.md.
 """
 
 import functools

@@ -75,7 +75,7 @@ KINDS: dict[str, Kind] = {
     "nnm": Kind((_F,), _HALF, is_pre=True, looks_at=PAIRS),
 }
 NAMES = tuple(name for name, kind in KINDS.items() if not kind.is_pre)
-"""All aggregators, in the order of docs/robustness.md."""
+"""All aggregators, in the order of docs/aggregators.md."""
 PRE_NAMES = tuple(name for name, kind in KINDS.items() if kind.is_pre)
 """All pre-aggregators."""
 SHORTENING = ("clip", "arc")

@@ -138,7 +138,7 @@ class CompressedRing(PartyStrategy):
         if self.is_robust:  # weighted by samples, or control variates: no rows of one kind
             raise ConfigError(
                 "`robust` must be left out under a loop of tf_hips.loops, which sums weighted "
-                f"movements and not gradients: see docs/robustness.md. Received: {label}"
+                f"movements and not gradients: see docs/robust-ranks.md. Received: {label}"
             )
         return super()._party_summing(tensors, label)
 
