@@ -171,7 +171,8 @@ def run_parties(
                 processes.append(
                     the_zygote().start(
                         _rank_arguments(body, arguments),
-                        environment=rank_environment({**environment, **extra}),
+                        # What a rank that is killed leaves behind goes with the folder.
+                        environment=rank_environment({"TMPDIR": folder, **environment, **extra}),
                         folder=folder,
                         output=output,
                     )

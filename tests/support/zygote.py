@@ -24,6 +24,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -117,6 +118,7 @@ def _become(command: dict[str, Any]) -> list[str]:
     os.chdir(command["folder"])
     os.environ.clear()
     os.environ.update(command["environment"])
+    tempfile.tempdir = None  # what it is, was read from another environment
     with Path(os.devnull).open("rb") as nothing, Path(command["output"]).open("wb") as output:
         os.dup2(nothing.fileno(), 0)
         os.dup2(output.fileno(), 1)
