@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Walking over expressions: what is inside one, and which variables it needs."""
 
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
@@ -9,17 +8,23 @@ from typing import Any
 from compll.ir import nodes
 from compll.ir.types import UInt
 
+# Of each kind of expression: to ask `dataclasses` each time took longer than all else.
+_NAMES: dict[type[nodes.Expr], tuple[str, ...]] = {}
 
-@functools.cache
-def _parts(kind: type[nodes.Expr]) -> tuple[str, ...]:
-    """Names of what may hold expressions; to ask for them each time was a third of compiling."""
-    return tuple(item.name for item in fields(kind) if item.name not in ("type", "span"))
+
+def _parts(expr: nodes.Expr) -> tuple[str, ...]:
+    """Names of what may hold expressions."""
+    found = _NAMES.get(type(expr))
+    if found is None:
+        found = tuple(item.name for item in fields(expr) if item.name not in ("type", "span"))
+        _NAMES[type(expr)] = found
+    return found
 
 
 def children(expr: nodes.Expr) -> list[nodes.Expr]:
     """The expressions directly inside an expression, in order; lambdas and lets are not entered."""
     found: list[nodes.Expr] = []
-    for name in _parts(type(expr)):
+    for name in _parts(expr):
         value = getattr(expr, name)
         if isinstance(value, nodes.Expr):
             found.append(value)
@@ -42,7 +47,7 @@ def walk(expr: nodes.Expr) -> Iterator[nodes.Expr]:
 def changed(expr: nodes.Expr, change: Callable[[nodes.Expr], nodes.Expr]) -> nodes.Expr:
     """An expression whose direct parts are changed; the same where there is none."""
     updates: dict[str, Any] = {}
-    for name in _parts(type(expr)):
+    for name in _parts(expr):
         value = getattr(expr, name)
         if isinstance(value, nodes.Expr):
             updates[name] = change(value)

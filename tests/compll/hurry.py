@@ -91,4 +91,6 @@ def read_once(text: str, command: Sequence[str], files: Iterable[Path]) -> tuple
 
 def the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """What `compll run --backend cpp` compiles in this process is compiled in a hurry, too."""
-    monkeypatch.setattr(commands, "build", lambda source, name, _: cache.build(source, name, flags()))
+    monkeypatch.setattr(
+        commands, "build", lambda source, name, _: cache.build(source, name, flags())
+    )

@@ -118,7 +118,8 @@ def by_native_that_flushes(value: Compressor, x: Floats, kept: Floats) -> tuple[
 
 def by_graph(value: Compressor, x: Floats, kept: Floats) -> tuple[bytes, Floats]:
     packet, new = tf.function(
-        lambda x, kept: graph.encode(value, x, seed=1, step=2, tensor_id=3, kept=kept)
+        lambda x, kept: graph.encode(value, x, seed=1, step=2, tensor_id=3, kept=kept),
+        autograph=False,
     )(tf.constant(x), tf.constant(kept))
     return packet.numpy().tobytes(), new.numpy()
 

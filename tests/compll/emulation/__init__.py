@@ -64,9 +64,8 @@ def make(command: list[str], source: str, name: str, *more: Path) -> Path:
     return BUILT.library(entry, Path.is_file, compile_to)
 
 
-def build(program: compll.Program, *others: compll.Program, more: str = "") -> Path:
-    """The emulated kernels of programs as a library, from the cache; `more`: source besides."""
-    kernels = [cuda.emit(optimise(one)) for one in (program, *others)]
+def flags(*kernels: str) -> list[str]:
+    """Flags for sources of kernels, with most of their headers in the compiler's own form."""
     # As the kernels include them, so that none is there which they forget.
     included = re.findall(r"^#include .*\n", "".join(kernels), re.MULTILINE)
     often = (line for line in dict.fromkeys(included) if not _SOME.search(line))
@@ -74,8 +73,13 @@ def build(program: compll.Program, *others: compll.Program, more: str = "") -> P
     root = include_folder()
     command = (*compiler(), *FLAGS, f"-I{FOLDER}", f"-I{root}")
     files = [*root.glob("tf_hips/cc/*/*.*h"), FOLDER / "cuda_runtime.h"]
-    flags = [*FLAGS, *hurry.read_once(text, command, files)]
-    return make(flags, "\n".join([*kernels, _OWN, more]), program.name)
+    return [*FLAGS, *hurry.read_once(text, command, files)]
+
+
+def build(program: compll.Program, *others: compll.Program, more: str = "") -> Path:
+    """The emulated kernels of programs as a library, from the cache; `more`: source besides."""
+    kernels = [cuda.emit(optimise(one)) for one in (program, *others)]
+    return make(flags(*kernels), "\n".join([*kernels, _OWN, more]), program.name)
 
 
 class Guarded:
