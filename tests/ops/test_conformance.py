@@ -290,16 +290,17 @@ def test_mean_error_vanishes_with_error_feedback(compressor: Compressor) -> None
     share = max(1, np.count_nonzero(first)) / np.count_nonzero(x)
     steps = max(200, int(15 / share))
     residual, total = np.zeros(n, np.float32), np.zeros(n, np.float64)
-    errors, largest = [], 0.0
+    errors, largest = {}, 0.0
     for step in range(steps):
         packet = native.encode(feedback, x, Key(seed=1, step=step, tensor_id=0), residual)
         total += native.decode(feedback, packet, n)
-        errors.append(np.linalg.norm(total / (step + 1) - x))
+        if step in (0, 19, steps - 1):
+            errors[step] = np.linalg.norm(total / (step + 1) - x)
         largest = max(largest, float(np.linalg.norm(residual)))
     # The mean's error is the last residual over the number of steps; residuals stay bounded.
-    assert errors[-1] <= largest / steps + 1e-5 * np.linalg.norm(x)
-    assert errors[-1] <= errors[0] / 5 + 1e-5 * np.linalg.norm(x)
-    assert errors[-1] <= errors[19] / 2 + 1e-5 * np.linalg.norm(x)
+    assert errors[steps - 1] <= largest / steps + 1e-5 * np.linalg.norm(x)
+    assert errors[steps - 1] <= errors[0] / 5 + 1e-5 * np.linalg.norm(x)
+    assert errors[steps - 1] <= errors[19] / 2 + 1e-5 * np.linalg.norm(x)
     assert largest <= max(30, 5 / share) * np.linalg.norm(x)
 
 
