@@ -8,15 +8,29 @@ from typing import Any
 from compll.ir import nodes
 from compll.ir.types import UInt
 
+# Of each kind of expression: to ask `dataclasses` each time took longer than all else.
+_NAMES: dict[type[nodes.Expr], tuple[str, ...]] = {}
 
-def children(expr: nodes.Expr) -> Iterator[nodes.Expr]:
+
+def _parts(expr: nodes.Expr) -> tuple[str, ...]:
+    """Names of what may hold expressions."""
+    found = _NAMES.get(type(expr))
+    if found is None:
+        found = tuple(item.name for item in fields(expr) if item.name not in ("type", "span"))
+        _NAMES[type(expr)] = found
+    return found
+
+
+def children(expr: nodes.Expr) -> list[nodes.Expr]:
     """The expressions directly inside an expression, in order; lambdas and lets are not entered."""
-    for item in fields(expr):
-        value = getattr(expr, item.name)
+    found: list[nodes.Expr] = []
+    for name in _parts(expr):
+        value = getattr(expr, name)
         if isinstance(value, nodes.Expr):
-            yield value
+            found.append(value)
         elif isinstance(value, tuple):
-            yield from (part for part in value if isinstance(part, nodes.Expr))
+            found += [part for part in value if isinstance(part, nodes.Expr)]
+    return found
 
 
 def walk(expr: nodes.Expr) -> Iterator[nodes.Expr]:
@@ -33,12 +47,12 @@ def walk(expr: nodes.Expr) -> Iterator[nodes.Expr]:
 def changed(expr: nodes.Expr, change: Callable[[nodes.Expr], nodes.Expr]) -> nodes.Expr:
     """An expression whose direct parts are changed; the same where there is none."""
     updates: dict[str, Any] = {}
-    for item in fields(expr):
-        value = getattr(expr, item.name)
+    for name in _parts(expr):
+        value = getattr(expr, name)
         if isinstance(value, nodes.Expr):
-            updates[item.name] = change(value)
+            updates[name] = change(value)
         elif isinstance(value, tuple) and value and isinstance(value[0], nodes.Expr):
-            updates[item.name] = tuple(map(change, value))
+            updates[name] = tuple(map(change, value))
     return replace(expr, **updates) if updates else expr
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The interpreter against published vectors and plain sums; compiled codecs against it."""
 
+import functools
 import struct
 from pathlib import Path
 
@@ -18,7 +19,16 @@ from compll.ir import nodes, semantics
 from compll.passes import optimise
 from compll.passes.fold import fold
 from compll.passes.inline import inline
-from tests.compll.support import SIZES, assert_same_floats, compiled, encoder, gradients, spec
+from tests.compll.support import (
+    SIZES,
+    assert_same_floats,
+    compiled,
+    encoder,
+    gradients,
+    renamed,
+    spec,
+    together,
+)
 
 pytestmark = pytest.mark.heavy  # some twenty runs of g++ where the cache is empty
 
@@ -235,10 +245,18 @@ PROGRAMS["noise"] = (
 # `auto` and `in` are words of C++ or of `param` blocks, and names like any other here.
 
 
+@functools.cache
+def small():
+    """PROGRAMS, and the library of all."""
+    programs = renamed({name: encoder(body) for name, body in PROGRAMS.items()}, "foo")
+    return programs, together(programs.values())
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_small_programs_agree(name):
-    program = compll.compile_text(encoder(PROGRAMS[name]), "small")
-    reference, codec = compll.Reference(program), compiled(program)
+    programs, library = small()
+    program = programs[name]
+    reference, codec = compll.Reference(program), compiled(program, library)
     for n in (0, 1, 9, 1024, 2051):
         for kind, x in gradients(n).items():
             expected = reference.encode(x, seed=5, offset=3)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reductions of blocks: by hand, in NumPy and in C++."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -12,7 +14,15 @@ from compll.passes import optimise
 from compll.passes.blocks import blocks
 from compll.passes.fold import fold
 from compll.passes.inline import inline
-from tests.compll.support import SIZES, assert_same_floats, compiled, encoder, gradients
+from tests.compll.support import (
+    SIZES,
+    assert_same_floats,
+    compiled,
+    encoder,
+    gradients,
+    renamed,
+    together,
+)
 
 pytestmark = pytest.mark.heavy  # runs of g++ where the cache is empty
 
@@ -169,17 +179,25 @@ PROGRAMS = {
 }
 
 
+@functools.cache
+def small():
+    """PROGRAMS, and the library of all."""
+    programs = renamed({name: encoder(body) for name, body in PROGRAMS.items()}, "foo")
+    return programs, together(programs.values())
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_small_programs_agree(name):
-    program = compll.compile_text(encoder(PROGRAMS[name]), "small")
-    reference, codec = compll.Reference(program), compiled(program)
+    programs, library = small()
+    program = programs[name]
+    reference, codec = compll.Reference(program), compiled(program, library)
     stages = (inline(program), fold(inline(program)), blocks(fold(inline(program))))
     passes = [compll.Reference(stage) for stage in stages]
     for n in (0, 1, 15, 16, 17, 1024, 2051):
         for kind, x in gradients(n).items():
             expected = reference.encode(x, seed=5, offset=3).tobytes()[PREFIX:]
             assert codec.encode(x, seed=5, offset=3).tobytes()[PREFIX:] == expected, (n, kind)
-            for changed in passes:
+            for changed in passes if kind in ("plain", "broken") else ():
                 assert changed.encode(x, seed=5, offset=3).tobytes()[PREFIX:] == expected
 
 

@@ -93,7 +93,7 @@ def check(kernels: Emulated, reference: compll.Reference, n: int, skew: int = 0)
 @pytest.mark.parametrize("bits", (1, 2, 3, 4))
 def test_eden_of_each_width(bits):
     library = build(spec("eden"))
-    for block in BLOCKS[bits % 2 :: 2]:
+    for block in BLOCKS[bits - 1 :: 4]:  # each once
         params = {"bits": bits, "block": block}
         kernels = Emulated(spec("eden"), library, **params)
         reference = compll.Reference(spec("eden"), **params)
@@ -132,16 +132,21 @@ def test_a_chunk_and_a_bit_of_eden():
     ],
 )
 def test_a_chain_makes_the_bits_of_the_reference(old, new):
-    text = CHAIN.replace(old, new) if old else CHAIN
+    text = CHAIN
+    if old:
+        # Kernels of two widths, not four.
+        text = text.replace(old, new).replace("bits in [2, 5]", "bits in [3, 4]")
     if "concat(" in old:
         text = text.replace("uint16 first;\n", "float more;\n    uint16 first;\n")
         text = text.replace("extract(packet, first", "extract(packet, more, first")
     program = compll.compile_text(text, "chained")
     library = build(program)
-    for params in ({"bits": 3, "block": 64}, {"bits": 5, "block": 1024}):
+    choices = ({"bits": 3, "block": 64}, {"bits": 4 if old else 5, "block": 1024})
+    ways = ((True, 1040), (False, 2600))
+    for number, params in enumerate(choices):
         kernels = Emulated(program, library, **params)
         reference = compll.Reference(program, **params)
-        for alone, n in ((True, 1040), (False, 2600)):
+        for alone, n in ways if not old else ways[1 - number : 2 - number]:
             kernels.alone(may_be=alone)
             check(kernels, reference, n)
     kernels.alone(may_be=True)

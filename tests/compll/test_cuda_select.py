@@ -47,7 +47,9 @@ def test_one_element_of_a_sorted_vector_is_found_without_sorting():
             kernels = Emulated(source, library, place=place)
             reference = compll.Reference(source, place=place)
             for n in (0, 1, 1500, 20_000):
-                for number, x in enumerate(gradients(n).values()):
+                for number, (kind, x) in enumerate(gradients(n).items()):
+                    if n > 2000 and kind not in ("broken", "constant"):
+                        continue
                     kernels.order(backwards=number % 2 == 1)
                     packets, _ = kernels.encode(x)
                     np.testing.assert_array_equal(packets, reference.encode(x))

@@ -232,8 +232,21 @@ MADE = {
 }
 # Which of them decode a tile as soon as it is packed.
 DECODED_AT_ONCE = {"rotated", "rotated in larger blocks", "sums of blocks"}
+# What differs from another one in a number or in a field beside it.
+VARIANTS = {
+    *("the last element sent", "a scale sent", "decoding needs the last wide code"),
+    *("decoding needs the last scale", "the last codes against the first element"),
+    *("codes of the gradient backwards", "rotated in larger blocks"),
+    "rotated by scales of other blocks",
+}
 # Seeds of programs that found something.
 SEEDS = (13, 42)
+
+
+each_made = pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in VARIANTS else ()) for name in MADE],
+)
 
 
 @functools.cache
@@ -242,27 +255,34 @@ def programs() -> dict[str, compll.Program]:
     return renamed(MADE, NAME.lower())
 
 
-@functools.cache
-def kernels() -> Path:
-    """Their kernels in one library: most of what each takes alone goes into reading headers."""
-    return emulation.build(*programs().values())
+def some(are_variants: bool) -> list[compll.Program]:
+    """Those in one library: most of what each takes alone goes into reading headers."""
+    return [one for name, one in programs().items() if (name in VARIANTS) == are_variants]
 
 
 @functools.cache
-def machine_code() -> Path:
+def kernels(are_variants: bool) -> Path:
+    """Their kernels."""
+    return emulation.build(*some(are_variants))
+
+
+@functools.cache
+def machine_code(are_variants: bool) -> Path:
     """The same for this processor."""
-    return together(programs().values())
+    return together(some(are_variants))
 
 
-@pytest.mark.parametrize("name", MADE)
+@each_made
 def test_machine_code_reads_nothing_that_is_overwritten(name):
     assert has_feedback(optimise(programs()[name]))  # else nothing of it is checked
-    check_cpp(programs()[name], sizes=SIZES, values_of=({},), library=machine_code())
+    library = machine_code(name in VARIANTS)
+    check_cpp(programs()[name], sizes=SIZES, values_of=({},), library=library)
 
 
-@pytest.mark.parametrize("name", MADE)
+@each_made
 def test_kernels_read_nothing_that_is_overwritten(name):
-    check_cuda(programs()[name], sizes=SIZES, values_of=({},), library=kernels())
+    library = kernels(name in VARIANTS)
+    check_cuda(programs()[name], sizes=SIZES, values_of=({},), library=library)
 
 
 @pytest.mark.parametrize("name", [name for name in MADE if name.startswith(("rot", "sums"))])

@@ -66,10 +66,10 @@ def test_the_command_line_shows_no_traceback(tmp_path_factory, choose):
 
 def test_changes_get_through():
     """Else the tests above would try the parser alone."""
-    texts = [fuzzing.mutate(random.Random(seed)) for seed in range(120)]
+    texts = [fuzzing.mutate(random.Random(seed)) for seed in range(60)]
     accepted = [text for text in texts if fuzzing.survives(text.encode("utf-8")) is not None]
-    assert len(accepted) > 4
-    assert len(set(texts)) > 100
+    assert len(accepted) > 2
+    assert len(set(texts)) > 50
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ import compll
 from compll.backends import toolchain
 from compll.backends.library import CompiledCodec
 from compll.cli import main
+from tests.compll import hurry
 from tests.compll.support import SPECS, gradients
 from tests.support import hurried
 
@@ -142,7 +143,8 @@ void OddDecode(uint8* o, float* g, float self, float program, int library, float
 
 
 @pytest.mark.parametrize("backend", ["numpy", pytest.param("cpp", marks=pytest.mark.heavy)])
-def test_parameters_named_as_our_own_arguments(tmp_path, backend):
+def test_parameters_named_as_our_own_arguments(tmp_path, backend, monkeypatch):
+    hurry.the_command_line(monkeypatch)
     file, x = tmp_path / "odd.pse", np.arange(1, 4, dtype=np.float32)
     file.write_text(ODD)
     np.save(tmp_path / "x.npy", x)

@@ -4,6 +4,7 @@
 A few here; `python -m tests.fuzz programs` compares any number.
 """
 
+import functools
 import random
 import re
 
@@ -13,6 +14,7 @@ import compll
 from tests.compll.differential import check_cpp, check_cuda, compiled_program, has_cuda, shrink
 from tests.compll.generated_integers import generate_integers
 from tests.compll.generated_programs import VALUES, generate
+from tests.compll.support import renamed, together
 from tests.fuzz import programs
 
 pytestmark = pytest.mark.heavy  # runs of g++ where the cache is empty
@@ -43,9 +45,17 @@ def made(seed):
     return generate(random.Random(seed))
 
 
+@functools.cache
+def quick():
+    """Programs of SEEDS, and the library of all."""
+    found = renamed({seed: made(seed).text for seed in SEEDS}, "made")
+    return found, together(found.values())
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_machine_code_equals_the_reference(seed):
-    check_cpp(compll.compile_text(made(seed).text, "made"))
+    found, library = quick()
+    check_cpp(found[seed], library=library)
 
 
 def test_integers_in_machine_code_equal_the_reference():
@@ -64,7 +74,7 @@ def test_kernels_equal_the_reference(seed):
 
 
 def test_programs_are_accepted_and_have_everything():
-    found = [made(seed) for seed in range(200)]
+    found = [made(seed) for seed in range(100)]
     accepted = [one.text for one in found if compiled_program(one) is not None]
     assert len(accepted) > 2 / 3 * len(found)
     one = made(CUDA_SEEDS[0])

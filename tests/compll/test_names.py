@@ -123,9 +123,9 @@ def acceptable(names: list[str], is_parameter: bool) -> list[str]:
     [
         pytest.param(True, 1, marks=pytest.mark.slow),
         pytest.param(False, 1, marks=pytest.mark.slow),
-        (False, 5),
+        (False, 10),
     ],
-    ids=["parameters", "locals", "a fifth of the locals"],
+    ids=["parameters", "locals", "a tenth of the locals"],
 )
 def test_any_name_is_good_in_cpp(is_parameter, one_in):
     known = {"int64_t", "int32_t", "uint8_t", "add_field", "row_count"}

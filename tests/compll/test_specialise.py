@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A program specialised by a width (compll/passes/specialise.py) computes what it did."""
 
+import functools
 import random
 
 import numpy as np
@@ -12,7 +13,7 @@ from compll.backends.library import CompiledCodec
 from compll.ir.printer import print_plan
 from tests.compll.differential import KEY, check_cpp, check_cuda, inputs
 from tests.compll.generated_programs import generate
-from tests.compll.support import encoder, spec, together
+from tests.compll.support import encoder, renamed, spec, together
 
 # Of tests/compll/generated_programs.py, with codes whose width is the parameter.
 SEEDS = (1, 11, 26)
@@ -124,23 +125,35 @@ void WideDecode(uint8* packet, float* gradient, int bits) {
 """
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize(
-    ("text", "values"),
-    [
-        (WIDE.replace("WIDTH", "bits - 3"), {4}),
-        (WIDE.replace("WIDTH", "bits * 4 + 1"), {1, 2, 3}),
-        (WIDE.replace("WIDTH", "bits + 1").replace("[1, 4]", "[0, 3]"), {0, 1, 2, 3}),
-        (WIDE.replace("WIDTH", "bits + 2").replace("[1, 4]", "[-1, 2]"), set()),
-        (WIDE.replace("WIDTH", "4 * (5 - bits)"), {1, 2, 3, 4}),
-        (BLOCKS, {1, 2, 3}),
-    ],
+# Texts, and the values of their parameter that there are programs of.
+POSSIBLE = (
+    (WIDE.replace("WIDTH", "bits - 3"), {4}),
+    (WIDE.replace("WIDTH", "bits * 4 + 1"), {1, 2, 3}),
+    (WIDE.replace("WIDTH", "bits + 1").replace("[1, 4]", "[0, 3]"), {0, 1, 2, 3}),
+    (WIDE.replace("WIDTH", "bits + 2").replace("[1, 4]", "[-1, 2]"), set()),
+    (WIDE.replace("WIDTH", "4 * (5 - bits)"), {1, 2, 3, 4}),
+    (BLOCKS, {1, 2, 3}),
 )
-def test_values_of_which_comes_what_is_impossible_have_none(text, values):
+
+
+@functools.cache
+def possible():
+    """Programs of POSSIBLE by their place there, and the library of all."""
+    texts = {
+        place: text.replace("= 4;", f"= {max(values, default=1)};")
+        for place, (text, values) in enumerate(POSSIBLE)
+    }
+    programs = renamed(texts, "wide")
+    return programs, together(programs.values())
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("place", range(len(POSSIBLE)))
+def test_values_of_which_comes_what_is_impossible_have_none(place):
     """Calls with these are refused, and a program of no bits would be none."""
-    program = compll.compile_text(text.replace("= 4;", f"= {max(values, default=1)};"), "wide")
+    (programs, library), (_, values) = possible(), POSSIBLE[place]
+    program = programs[place]
     assert set(specialised(program)) == values
-    library = together([program])
     [param] = program.params
     for bits in range(int(param.low), int(param.high) + 1):
         if bits in values or not values:

@@ -233,11 +233,6 @@ def test_a_library_is_for_the_machine_at_hand(tmp_path, monkeypatch):
         void RowEncode(float* g, uint8* out) {
             out = concat(map(g, [&](float x) -> uint8 { return x + 128; }));
         }
-        void RowDecode(uint8* out, float* g) {
-            uint8* q;
-            extract(out, q);
-            g = map(q, [&](uint8 x) -> float { return x - 128.0; });
-        }
     """
     made = compll.generate(compll.compile_text(text, "row"))["row.codec.cc"]
     source = tmp_path / "row.codec.cc"

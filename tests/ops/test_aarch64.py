@@ -45,7 +45,7 @@ SUITES = {
     "robust": ("tests/robust/test_kernels.py", "not registers"),
 }
 # The same of what the compiler makes, not optimised: rows of every operation, and transforms.
-QUICK = ("tests/compll/test_rows.py", "comparisons or thresholds")
+QUICK = ("tests/compll/test_rows.py", "comparisons")
 PROGRAMS = (
     "tests/compll/test_rows.py tests/compll/test_hadamard.py",
     "not narrower and not kernels",

@@ -278,7 +278,18 @@ def test_float_parameters_are_what_float32_holds() -> None:
         algorithm.checked(ratio=float("nan"))
 
 
-@pytest.mark.parametrize("compressor", variants(), ids=lambda c: c.text)
+def is_quick(compressor: Compressor) -> bool:
+    """Of each algorithm the default, and all of which error feedback makes no end."""
+    return not compressor.params or loses_more_than_it_is_given(compressor)
+
+
+@pytest.mark.parametrize(
+    "compressor",
+    [
+        pytest.param(one, marks=() if is_quick(one) else pytest.mark.slow, id=one.text)
+        for one in variants()
+    ],
+)
 def test_divergence_that_is_seen_is_divergence_that_is_known(compressor: Compressor) -> None:
     # With 2 bits of qsgd it is too slow to be seen on noise; see `growth`.
     is_slow = compressor.name == "qsgd"

@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.tf, pytest.mark.timeout(120)]
 
 KEY = Key(seed=0x9E3779B97F4A7C15, step=5, tensor_id=3)
 SIZES = [0, 1, 7, 8, 1023]
-LARGE = [10**6 + 3, CHUNK + 5, pytest.param(10**7 + 3, marks=pytest.mark.slow)]
+LARGE = [CHUNK + 5, *(pytest.param(n, marks=pytest.mark.slow) for n in (10**6 + 3, 10**7 + 3))]
 DEFAULTS = [Compressor(name) for name, a in REGISTRY.items() if not a.state_names]
 
 each = pytest.mark.parametrize("compressor", variants(), ids=lambda c: c.text)
@@ -51,16 +51,25 @@ def traced(function: Callable[..., Any], compressor: Compressor) -> Callable[...
     return tf.function(functools.partial(function, compressor), autograph=False)
 
 
+def by_tensorflow(
+    function: Callable[..., Any], compressor: Compressor, n: int
+) -> Callable[..., Any]:
+    """In a graph; for a few elements without one, as each shape's takes longer than all else."""
+    if 0 < n < 1000:
+        return functools.partial(function, compressor)
+    return traced(function, compressor)
+
+
 def graph_encode(
-    compressor: Compressor, x: Floats, key: Key = KEY, kept: Floats | None = None
+    compressor: Compressor, x: Floats, kept: Floats | None = None
 ) -> tuple[Floats, Floats | None]:
     """Encodes in a graph, where TensorFlow's threads flush denormals."""
-    packet, new_residual = traced(graph.encode, compressor)(
+    packet, new_residual = by_tensorflow(graph.encode, compressor, x.size)(
         tf.constant(x),
-        seed=key.seed,
-        step=key.step,
-        tensor_id=key.tensor_id,
-        offset=key.offset,
+        seed=KEY.seed,
+        step=KEY.step,
+        tensor_id=KEY.tensor_id,
+        offset=KEY.offset,
         kept=None if kept is None else tf.constant(kept),
     )
     return packet.numpy(), None if new_residual is None else new_residual.numpy()
@@ -77,7 +86,7 @@ def assert_faces_agree(compressor: Compressor, x: Floats) -> None:
 
     values = bits(reference(compressor).decode(expected, x.size))
     np.testing.assert_array_equal(bits(native.decode(compressor, packet, x.size)), values)
-    decoded = traced(graph.decode, compressor)(tf.constant(packet), x.size)
+    decoded = by_tensorflow(graph.decode, compressor, x.size)(tf.constant(packet), x.size)
     np.testing.assert_array_equal(bits(decoded.numpy()), values)
 
 
@@ -153,6 +162,7 @@ def test_shapes_that_are_unknown_until_the_graph_runs(compressor: Compressor) ->
             compressor, x, seed=KEY.seed, step=KEY.step, tensor_id=KEY.tensor_id
         )[0],
         input_signature=[tf.TensorSpec(None)],
+        autograph=False,
     )
     x = gradient(12)
     packet = native.encode(compressor, x, KEY)
@@ -163,7 +173,9 @@ def test_shapes_that_are_unknown_until_the_graph_runs(compressor: Compressor) ->
 @with_state_too
 def test_a_wrong_static_shape_is_refused_when_the_graph_is_made(compressor: Compressor) -> None:
     with pytest.raises(ValueError, match="must be equal"):
-        tf.function(lambda: graph.decode(compressor, tf.zeros([40], tf.uint8), 35))()
+        tf.function(
+            lambda: graph.decode(compressor, tf.zeros([40], tf.uint8), 35), autograph=False
+        )()
 
 
 @with_state_too
@@ -175,9 +187,7 @@ def test_merge_is_the_sum_in_order(compressor: Compressor, n: int) -> None:
         total = total + reference(compressor).decode(packet, n)
     merged = native.merge(compressor, packets, n)
     np.testing.assert_array_equal(bits(merged), bits(total))
-    in_graph = tf.function(graph.merge, autograph=False)(
-        compressor, tf.constant(np.stack(packets)), n
-    )
+    in_graph = by_tensorflow(graph.merge, compressor, n)(tf.constant(np.stack(packets)), n)
     np.testing.assert_array_equal(bits(in_graph.numpy()), bits(total))
 
     one_by_one = native.decode(compressor, packets[0], n)
@@ -280,16 +290,17 @@ def test_mean_error_vanishes_with_error_feedback(compressor: Compressor) -> None
     share = max(1, np.count_nonzero(first)) / np.count_nonzero(x)
     steps = max(200, int(15 / share))
     residual, total = np.zeros(n, np.float32), np.zeros(n, np.float64)
-    errors, largest = [], 0.0
+    errors, largest = {}, 0.0
     for step in range(steps):
         packet = native.encode(feedback, x, Key(seed=1, step=step, tensor_id=0), residual)
         total += native.decode(feedback, packet, n)
-        errors.append(np.linalg.norm(total / (step + 1) - x))
+        if step in (0, 19, steps - 1):
+            errors[step] = np.linalg.norm(total / (step + 1) - x)
         largest = max(largest, float(np.linalg.norm(residual)))
     # The mean's error is the last residual over the number of steps; residuals stay bounded.
-    assert errors[-1] <= largest / steps + 1e-5 * np.linalg.norm(x)
-    assert errors[-1] <= errors[0] / 5 + 1e-5 * np.linalg.norm(x)
-    assert errors[-1] <= errors[19] / 2 + 1e-5 * np.linalg.norm(x)
+    assert errors[steps - 1] <= largest / steps + 1e-5 * np.linalg.norm(x)
+    assert errors[steps - 1] <= errors[0] / 5 + 1e-5 * np.linalg.norm(x)
+    assert errors[steps - 1] <= errors[19] / 2 + 1e-5 * np.linalg.norm(x)
     assert largest <= max(30, 5 / share) * np.linalg.norm(x)
 
 
@@ -317,7 +328,9 @@ def test_every_part_of_the_key_counts(compressor: Compressor, field: str) -> Non
     x = gradient(1023)
     key = dataclasses.replace(KEY, **{field: getattr(KEY, field) + 8})
     packet = native.encode(compressor, x, key)
-    assert graph_encode(compressor, x, key)[0].tobytes() == packet.tobytes()
+    # Each key would be a graph of its own.
+    eager, _ = graph.encode(compressor, tf.constant(x), **dataclasses.asdict(key))
+    assert eager.numpy().tobytes() == packet.tobytes()
     assert reference(compressor).encode(x, **dataclasses.asdict(key)).tobytes() == packet.tobytes()
     text = (SPECS / f"{compressor.name}.pse").read_text(encoding="utf-8")
     if "sample(" in text:

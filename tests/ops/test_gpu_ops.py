@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from compll.backends import cuda
+from compll.passes import optimise
 from tests.compll import emulation
 from tests.compll.support import spec
-from tests.support import gpu_double
+from tests.support import gpu_double, hurried
 from tests.support.ranks import run_parties
 
 pytestmark = [pytest.mark.tf, pytest.mark.timeout(240)]
@@ -30,8 +32,7 @@ def fake_nvcc(folder: Path) -> Path:
     script.write_text(
         "#!/bin/bash\n"
         'if [ "$1" = --version ]; then echo emulation; exit; fi\n'
-        # Some warnings are of what optimises only.
-        f"args=({' '.join(emulation.FLAGS)} -O1 -I{headers})\n"
+        f"args=({' '.join(emulation.flags(cuda.emit(optimise(spec('onebit')))))} -I{headers})\n"
         'for one in "$@"; do\n'
         '  case "$one" in -O3|-gencode*|-fmad*|-ftz*|-prec*|-cudart*|--expt*|-Xcompiler*) ;;\n'
         "  -shared|-std*) ;;\n"
@@ -60,7 +61,12 @@ def test_kernels_for_gpus(tmp_path: Path) -> None:
         "kernels": emulation.build(*(spec(name) for name in EMULATED)),
         "folder": tmp_path,
     }
-    env = {"NVCC": str(fake_nvcc(tmp_path)), "TF_HIPS_CACHE": str(tmp_path / "cache")}
+    env = {
+        "NVCC": str(fake_nvcc(tmp_path)),
+        "TF_HIPS_CACHE": str(tmp_path / "cache"),
+        "CXX": str(hurried.compiler(tmp_path)),
+        hurried.HURRY: "1",
+    }
     try:
         run_parties(on_a_double, told, [1], [env], deadline_s=200)
     except AssertionError:

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 import tf_hips
 from tests.ops.codecs import Floats, bits, gradient, strange, variants, variants_with_feedback
+from tests.support import hurried
 from tf_hips.ops import (
     Compressor,
     Key,
@@ -117,7 +118,8 @@ def by_native_that_flushes(value: Compressor, x: Floats, kept: Floats) -> tuple[
 
 def by_graph(value: Compressor, x: Floats, kept: Floats) -> tuple[bytes, Floats]:
     packet, new = tf.function(
-        lambda x, kept: graph.encode(value, x, seed=1, step=2, tensor_id=3, kept=kept)
+        lambda x, kept: graph.encode(value, x, seed=1, step=2, tensor_id=3, kept=kept),
+        autograph=False,
     )(tf.constant(x), tf.constant(kept))
     return packet.numpy().tobytes(), new.numpy()
 
@@ -127,7 +129,9 @@ if platform.machine() == "x86_64":
     FACES.append(by_native_that_flushes)
 
 
-@pytest.mark.parametrize("n", [0, 1, 7, 16, 1001, 10**6 + 3, CHUNK + 5])
+@pytest.mark.parametrize(
+    "n", [0, 1, 7, 16, 1001, CHUNK + 5, pytest.param(10**6 + 3, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("face", FACES)
 def test_each_face_does_what_is_defined(
     face: Callable[[Compressor, Floats, Floats], tuple[bytes, Floats]], n: int
@@ -197,8 +201,11 @@ def test_plain_python_and_graphs_make_the_same_bits(
             np.testing.assert_array_equal(bits(kept[1]), bits(residual))
 
 
-def test_the_operation_is_told_the_parameters_of_every_codec() -> None:
+def test_the_operation_is_told_the_parameters_of_every_codec(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Built-in ones, and one of the user's; in order, integers and floats apart."""
+    hurried.cache_of_its_own(tmp_path, monkeypatch)
     for inner in (*variants(), error_feedback(load(MINE)(2.0, 5))):
         value, n = momentum(inner), 77
         x, kept = gradient(n), np.zeros(value.state_shape([n]), np.float32)

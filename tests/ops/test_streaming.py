@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Large tensors are written past the caches: the same floats, wherever they begin and end."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -14,10 +16,15 @@ N = 2 * CHUNK + 4099
 KEY = native.Key(5, 6, 7)
 
 
+@functools.cache
+def gradient() -> np.ndarray:
+    """Normal values, float32 [N]."""
+    return np.random.default_rng(1).standard_normal(N, np.float32)
+
+
 @pytest.mark.parametrize("compressor", all_variants(), ids=lambda one: one.text)
 def test_large_decodes_and_merges_are_those_of_their_chunks(compressor: Compressor) -> None:
-    rng = np.random.default_rng(1)
-    x = rng.normal(size=N).astype(np.float32)
+    x = gradient()
     packets = encoded(compressor, x, KEY)
     expected, at, start = np.empty(N, np.float32), 0, 0
     for size in chunk_sizes(N):
@@ -26,8 +33,9 @@ def test_large_decodes_and_merges_are_those_of_their_chunks(compressor: Compress
         at, start = end, start + size
     room = np.full(N + 64, np.float32(np.nan))
     first = -(room.ctypes.data // 4) % 16  # where a line of memory begins
-    # Where an output begins is no business of a codec's parameters.
-    for skew in (0, 1, 5, 8, 12, 15) if compressor == Compressor(compressor.name) else (0, 5):
+    # Where an output begins is no business of a codec's parameters. Beside the start of a line are
+    # also whole lines.
+    for skew in (0, 1, 5, 8) if compressor == Compressor(compressor.name) else (5,):
         room[:] = np.nan
         out = room[first + skew : first + skew + N]
         native.decode(compressor, packets, N, out=out)

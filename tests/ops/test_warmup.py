@@ -29,7 +29,6 @@ from tf_hips.ops import (
     native,
     onebit,
     parse,
-    registry,
     stages,
     terngrad,
     topk,
@@ -48,9 +47,10 @@ MINE = Path(__file__).with_name("mine.pse")
 
 
 @pytest.fixture(scope="module")
-def momentum() -> Iterator[Compressor]:
-    yield load(MOMENTUM)(decay=0.5)
-    registry._newest.pop("momentum")
+def momentum(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compressor]:
+    with pytest.MonkeyPatch.context() as patch:
+        hurried.cache_of_its_own(tmp_path_factory.mktemp("momentum"), patch)
+        yield load(MOMENTUM)(decay=0.5)
 
 
 def texts(compressor: Compressor) -> list[tuple[int, str]]:

@@ -16,8 +16,8 @@ HURRY = "TEST_HURRY"
 
 
 # What a compiler in a hurry made of a text it gives again, for as long as these tests run. Only one
-# command from text to library, which says nothing: others are as they are. Headers that have been
-# read are those for any machine.
+# command from text to library, which says nothing: others are as they are. All of it is for this
+# machine, as the headers are that have been read.
 _SCRIPT = """#!/bin/bash
 [ -n "${{{hurry}}}" ] || exec {compiler} "$@"
 set -- "${{@/#-O3/-O0}}"

@@ -31,6 +31,14 @@ FOLDER = Path(__file__).parent
 _OWN = '#include "tf_hips/cc/cuda/library.cu"\n'
 # What `_OWN` includes that takes long to read.
 _LONG = "#include <string>\n"
+# Headers that some kernels alone include, and that are short: with those of all, they would make
+# another set to read once, which takes longer than to read these.
+_SOME = re.compile(r"cuda/(held|tiles|top_k)\.cuh")
+# As in hurry.py: what is inlined wherever it is called is compiled again each time.
+_CALLED = """#include "tf_hips/cc/runtime/target.h"
+#undef TF_HIPS_INLINE
+#define TF_HIPS_INLINE inline
+"""
 FLAGS = (
     *("-O0", "-std=c++17", "-ffp-contract=off", "-fPIC", "-shared", "-Wall", "-Werror"),
     "-Wno-tautological-compare",  # a program may compare a value with itself
@@ -56,17 +64,22 @@ def make(command: list[str], source: str, name: str, *more: Path) -> Path:
     return BUILT.library(entry, Path.is_file, compile_to)
 
 
-def build(program: compll.Program, *others: compll.Program, more: str = "") -> Path:
-    """The emulated kernels of programs as a library, from the cache; `more`: source besides."""
-    kernels = [cuda.emit(optimise(one)) for one in (program, *others)]
+def flags(*kernels: str) -> list[str]:
+    """Flags for sources of kernels, with most of their headers in the compiler's own form."""
     # As the kernels include them, so that none is there which they forget.
     included = re.findall(r"^#include .*\n", "".join(kernels), re.MULTILINE)
-    text = "".join([*dict.fromkeys(included), _LONG])
+    often = (line for line in dict.fromkeys(included) if not _SOME.search(line))
+    text = "".join([_CALLED, *often, _LONG])
     root = include_folder()
     command = (*compiler(), *FLAGS, f"-I{FOLDER}", f"-I{root}")
     files = [*root.glob("tf_hips/cc/*/*.*h"), FOLDER / "cuda_runtime.h"]
-    flags = [*FLAGS, *hurry.read_once(text, command, files)]
-    return make(flags, "\n".join([*kernels, _OWN, more]), program.name)
+    return [*FLAGS, *hurry.read_once(text, command, files)]
+
+
+def build(program: compll.Program, *others: compll.Program, more: str = "") -> Path:
+    """The emulated kernels of programs as a library, from the cache; `more`: source besides."""
+    kernels = [cuda.emit(optimise(one)) for one in (program, *others)]
+    return make(flags(*kernels), "\n".join([*kernels, _OWN, more]), program.name)
 
 
 class Guarded:
