@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The models of the CNN benchmarks are those of their publications."""
 
+import contextlib
+
 import numpy as np
 import pytest
 
@@ -23,14 +25,22 @@ PARAMETERS = {
 }
 
 
-@pytest.fixture(scope="module", params=sorted(PARAMETERS))
-def named_model(request):
+@contextlib.contextmanager
+def without_values():
+    """Variables of models that are built get no values: those of VGG-19 fill half a gigabyte."""
     import keras
 
+    with keras.StatelessScope(initialize_variables=False):
+        yield
+    # Keras keeps a list of them, and gives them their values when the next model is built.
+    keras.utils.clear_session(free_memory=False)
+
+
+@pytest.fixture(scope="module", params=sorted(PARAMETERS))
+def named_model(request):
     from tf_hips import models
 
-    # Variables get no values: those of VGG-19 would fill half a gigabyte.
-    with keras.StatelessScope(initialize_variables=False):
+    with without_values():
         return request.param, models.build(request.param)
 
 
@@ -116,11 +126,9 @@ QUICK = {"alexnet", "lenet", "resnet18_v1", "resnet20", "simplenet", "vgg11"}
 
 
 def num_parameters(name, shape, classes):
-    import keras
-
     from tf_hips import models
 
-    with keras.StatelessScope(initialize_variables=False):
+    with without_values():
         model = models.make(name, shape, classes)
     assert model.output_shape == (None, classes)
     last = model.layers[-1]

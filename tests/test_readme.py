@@ -2,11 +2,12 @@
 """What README shows works as it stands: its Python blocks run, its commands and files exist."""
 
 import re
-import subprocess
-import sys
+import runpy
 from pathlib import Path
 
 import pytest
+
+from tests.support.ranks import start_alone
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -16,13 +17,13 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 @pytest.mark.tf
 @pytest.mark.parametrize("block", BLOCKS)
 def test_python_block_runs_as_one_worker(block: str, tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(block, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=50, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Epoch 2/2" in done.stdout
+    (tmp_path / "train.py").write_text(block, encoding="utf-8")
+    assert "Epoch 2/2" in start_alone(run_script, tmp_path, deadline_s=50)
+
+
+def run_script() -> None:
+    """In a process that has TensorFlow already."""
+    runpy.run_path("train.py", run_name="__main__")
 
 
 def test_there_is_an_example_and_no_more_than_200_lines() -> None:

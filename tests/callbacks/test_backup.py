@@ -5,22 +5,19 @@ import numpy as np
 import pytest
 
 from tests.callbacks.resumed import (
+    FEW,
     STEPS,
     Stop,
     assert_same,
     build,
     callbacks,
     data,
+    short,
     train,
     undisturbed,
 )
 
 pytestmark = [pytest.mark.tf, pytest.mark.heavy, pytest.mark.timeout(180)]
-
-
-@pytest.fixture(scope="module")
-def uninterrupted():
-    return undisturbed()
 
 
 def test_keras_callbacks_remember(tmp_path):
@@ -32,7 +29,7 @@ def test_keras_callbacks_remember(tmp_path):
         )
         model = build()
         used = callbacks(directory, stop_at, "epoch begins")[1][:-2]
-        return model, early, train(model, [early, *used], epochs=9)
+        return model, early, train(model, [early, *used], epochs=9, rows=short())
 
     model, early, history = run()
     assert early.stopped_epoch == 2 and early.best_epoch == 0
@@ -85,7 +82,7 @@ def test_states_of_recurrent_layers_go_on(tmp_path):
         model = keras.Sequential([*rows, recurrent, keras.layers.Dense(1)])
         model.compile("sgd", "mse", run_eagerly=True)
         _, [*backup, stopping, _, _] = callbacks(directory, stop_at, save_freq=1)
-        history = train(model, [*backup, stopping], epochs=2)
+        history = train(model, [*backup, stopping], epochs=1)
         return model, history, [np.asarray(one) for one in recurrent.states]
 
     model, history, states = run()
@@ -99,28 +96,28 @@ def test_states_of_recurrent_layers_go_on(tmp_path):
         np.testing.assert_array_equal(one, two)
 
 
-def test_a_run_stopped_between_epochs_goes_on_with_the_next(tmp_path, uninterrupted):
-    model, history = uninterrupted
+def test_a_run_stopped_between_epochs_goes_on_with_the_next(tmp_path):
+    model, history = undisturbed()
     stopped = build()
     _, used = callbacks(tmp_path, stop_at=2, stop_when="epoch begins")
     with pytest.raises(Stop):
-        train(stopped, used)
+        train(stopped, used, rows=short())
     resumed = build()
     done, used = callbacks(tmp_path, delete_checkpoint=False, keep=1)
-    resumed_history = train(resumed, used)
+    resumed_history = train(resumed, used, rows=short())
     assert_same(model, history, resumed, resumed_history)
-    assert done == [(2, step) for step in range(STEPS)]
+    assert done == [(2, step) for step in range(FEW)]
     # What it went on from stays while it may be needed, and one more.
     assert len(list(tmp_path.iterdir())) == 2
     # A run that is over has nothing left to do, and a longer one goes on.
     done, used = callbacks(tmp_path, delete_checkpoint=False)
     again = build()
-    assert train(again, used) == resumed_history
+    assert train(again, used, rows=short()) == resumed_history
     assert done == []
     assert_same(resumed, None, again, None)
     done, used = callbacks(tmp_path)
-    assert len(train(build(), used, epochs=4)["loss"]) == 4
-    assert done == [(3, step) for step in range(STEPS)]
+    assert len(train(build(), used, epochs=4, rows=short())["loss"]) == 4
+    assert done == [(3, step) for step in range(FEW)]
 
 
 def test_averages_are_exchanged_as_they_were_between_two_epochs(tmp_path):
@@ -130,7 +127,7 @@ def test_averages_are_exchanged_as_they_were_between_two_epochs(tmp_path):
         model = build(optimizer=keras.optimizers.Adam(0.05, use_ema=True, ema_momentum=0.9))
         used = callbacks(directory, stop_at, "epoch begins")[1]
         used.append(keras.callbacks.SwapEMAWeights(swap_on_epoch=True))
-        return model, train(model, used)
+        return model, train(model, used, rows=short())
 
     model, history = run()
     with pytest.raises(Stop):
@@ -150,7 +147,8 @@ def test_saving_every_few_batches_goes_on_counting(tmp_path):
     def run(directory=None, stop_at=None):
         saved.clear()
         used = callbacks(directory, stop_at, save_freq=1)[1]
-        train(build(optimizer="sgd"), [Saving(str(tmp_path / "{epoch}.keras"), save_freq=4), *used])
+        saving = Saving(str(tmp_path / "{epoch}.keras"), save_freq=4)
+        train(build(optimizer="sgd"), [saving, *used], epochs=2)
         return list(saved)
 
     whole = run()
@@ -174,15 +172,15 @@ def test_random_operations_without_a_seed_go_on(tmp_path):
         return model
 
     model = make()
-    history = train(model, [], epochs=2)
+    history = train(model, [], epochs=1)
     _, used = callbacks(tmp_path, stop_at=(0, 3), save_freq=3)
     stopped = make()
     with pytest.raises(Stop):
         # The backup comes last by itself, so this stop comes before it: stop one step later.
         used[1].on_train_batch_end = lambda batch, logs=None: _stop_if(batch == 3)
-        train(stopped, used[:2], epochs=2)
+        train(stopped, used[:2], epochs=1)
     resumed = make()
-    assert train(resumed, callbacks(tmp_path)[1][:1], epochs=2) == history
+    assert train(resumed, callbacks(tmp_path)[1][:1], epochs=1) == history
     assert_same(model, None, resumed, None)
 
 

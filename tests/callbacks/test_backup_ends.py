@@ -5,10 +5,12 @@ import numpy as np
 import pytest
 
 from tests.callbacks.resumed import (
+    FEW,
     STEPS,
     assert_same,
     build,
     callbacks,
+    short,
     stopping_at,
     train,
     undisturbed,
@@ -58,30 +60,33 @@ def test_behind_a_server_the_backups_stay_until_the_run_is_left(tmp_path, monkey
     assert not folder.exists()
     # What was stopped before its end stays in any case, also behind a `fit` that was not.
     known.actions.clear()
-    train(build(), callbacks(folder)[1], epochs=1)
-    train(build(), [*callbacks(folder)[1], stopping_at(0)])
+    train(build(), callbacks(folder)[1], epochs=1, rows=short())
+    train(build(), [*callbacks(folder)[1], stopping_at(0)], rows=short())
     [action] = known.actions
     action()
     assert [*folder.iterdir()]
 
 
 @pytest.mark.parametrize(
-    ("batch", "name"), [(None, "epoch-2-step-0"), (5, "epoch-2-step-0"), (2, "epoch-1-step-3")]
+    ("batch", "name"),
+    [(None, "epoch-2-step-0"), (FEW - 1, "epoch-2-step-0"), (0, "epoch-1-step-1")],
 )
 def test_a_run_that_is_asked_to_stop_goes_on(tmp_path, uninterrupted, batch, name):
     model, history = uninterrupted
     # No backup is due where it stops.
     _, used = callbacks(tmp_path / "backup", save_freq=5)
-    train(build(), [*used, stopping_at(1, batch)])
+    train(build(), [*used, stopping_at(1, batch)], rows=short())
     assert max(path.name for path in (tmp_path / "backup").iterdir()).endswith(name)
     resumed = build()
-    resumed_history = train(resumed, callbacks(tmp_path / "backup", save_freq=5)[1])
+    used = callbacks(tmp_path / "backup", save_freq=5)[1]
+    resumed_history = train(resumed, used, rows=short())
     assert_same(model, history, resumed, resumed_history)
     assert not (tmp_path / "backup").exists()
 
 
 def test_a_run_that_is_asked_to_stop_in_its_last_epoch_is_over_all_the_same(tmp_path):
-    train(build(), [*callbacks(tmp_path / "backup")[1], stopping_at(0)], epochs=1)
+    used = [*callbacks(tmp_path / "backup")[1], stopping_at(0)]
+    train(build(), used, epochs=1, rows=short())
     assert not (tmp_path / "backup").exists()
 
 
@@ -95,5 +100,5 @@ def test_what_stops_with_a_loss_that_is_no_number_is_not_saved(tmp_path):
         )
     )
     model = build()
-    train(model, [*used, poison, keras.callbacks.TerminateOnNaN()])
+    train(model, [*used, poison, keras.callbacks.TerminateOnNaN()], rows=short())
     assert [path.name for path in tmp_path.iterdir()] == ["00000001-epoch-1-step-0"]

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 
 from tests.callbacks.resumed import (
-    STEPS,
+    FEW,
     Stop,
     assert_same,
     build,
     callbacks,
     data,
     everything,
+    short,
     stopping_at,
     train,
     undisturbed,
@@ -22,40 +23,35 @@ from tests.callbacks.resumed import (
 pytestmark = [pytest.mark.tf, pytest.mark.heavy, pytest.mark.timeout(180)]
 
 
-@pytest.fixture(scope="module")
-def uninterrupted():
-    return undisturbed()
-
-
 def test_a_fit_does_not_take_up_the_backup_of_a_later_one(tmp_path, monkeypatch, caplog):
     import collections
 
     from tf_hips.callbacks import folder
 
-    train(build(), callbacks(tmp_path)[1], epochs=1)
+    train(build(), callbacks(tmp_path)[1], epochs=1, rows=short())
     assert not tmp_path.exists()
     with pytest.raises(Stop):
-        train(build(), callbacks(tmp_path, stop_at=2, stop_when="epoch begins")[1])
+        train(build(), callbacks(tmp_path, stop_at=2, stop_when="epoch begins")[1], rows=short())
     # Another process, which begins with its first `fit`.
     monkeypatch.setattr(folder, "_over", collections.Counter())
     told = "this is `fit` number 1 that uses it, and was number 2"
     with pytest.raises(ValueError, match=f"{told}, which had made 2 epochs"):
-        train(build(), callbacks(tmp_path)[1], epochs=1)
+        train(build(), callbacks(tmp_path)[1], epochs=1, rows=short())
     # It may be the same one, in a script that leaves out what was done.
     done, used = callbacks(tmp_path)
-    train(build(), used)
-    assert done == [(2, step) for step in range(STEPS)]
+    train(build(), used, rows=short())
+    assert done == [(2, step) for step in range(FEW)]
     assert told in caplog.text
 
 
 def test_other_frozen_layers_are_noticed(tmp_path):
     with pytest.raises(Stop):
-        train(build(), callbacks(tmp_path, stop_at=1, stop_when="epoch begins")[1])
+        train(build(), callbacks(tmp_path, stop_at=1, stop_when="epoch begins")[1], rows=short())
     model = build()
     model.layers[0].trainable = False
     model.compile("adam", "binary_crossentropy", run_eagerly=True)
     with pytest.raises(ValueError, match="other layers are frozen than were when it began"):
-        train(model, callbacks(tmp_path)[1])
+        train(model, callbacks(tmp_path)[1], rows=short())
     assert not model.optimizer.built
 
 
@@ -144,55 +140,61 @@ def test_a_directory_that_cannot_be_is_told_before_the_first_epoch(tmp_path):
     assert not steps
 
 
-def test_a_damaged_backup_is_named_and_the_one_before_goes_on(tmp_path, uninterrupted):
+def test_a_damaged_backup_is_named_and_the_one_before_goes_on(tmp_path):
     from tf_hips.errors import ConfigError
 
     _, used = callbacks(tmp_path, stop_at=2, stop_when="epoch begins")
     with pytest.raises(Stop):
-        train(build(), used)
+        train(build(), used, rows=short())
     newest = max(tmp_path.iterdir())
     [damaged] = newest.glob("shared.data*")
     whole = damaged.read_bytes()
     damaged.write_bytes(bytes(len(whole)))
     with pytest.raises(ConfigError, match=f"must be whole; .*{newest.name}, damaged"):
-        train(build(), callbacks(tmp_path)[1])
+        train(build(), callbacks(tmp_path)[1], rows=short())
     damaged.write_bytes(whole)
     for name, text in (("meta.json", ""), ("rank-0.json", "[]"), ("rank-0.json", "\0" * 9)):
         file = newest / name
         right = file.read_bytes()
         file.write_text(text)
         with pytest.raises(ConfigError, match=f"must be whole; .*{newest.name}/{name}, damaged"):
-            train(build(), callbacks(tmp_path)[1])
+            train(build(), callbacks(tmp_path)[1], rows=short())
         file.write_bytes(right)
     shutil.rmtree(newest)
-    model, history = uninterrupted
+    model, history = undisturbed()
     resumed = build()
-    assert_same(model, history, resumed, train(resumed, callbacks(tmp_path)[1]))
+    assert_same(model, history, resumed, train(resumed, callbacks(tmp_path)[1], rows=short()))
+
+
+@pytest.fixture(scope="module")
+def of_two_runs(tmp_path_factory):
+    """A folder with backups of one name, of two runs with different rates."""
+    folder = tmp_path_factory.mktemp("runs")
+    for rate in (0.1, 0.2):
+        model = build()
+        _, used = callbacks(folder / str(rate), stop_at=1, stop_when="epoch begins")
+        model.optimizer.learning_rate = rate
+        with pytest.raises(Stop):
+            train(model, used, rows=short())
+    return folder
 
 
 @pytest.mark.parametrize(
     ("copied", "told"),
     [("meta.json", "rank-0.json"), ("rank-0.json", "rank-0.json"), ("shared.*", "shared.index")],
 )
-def test_parts_of_another_runs_backup_are_refused(tmp_path, copied, told):
+def test_parts_of_another_runs_backup_are_refused(tmp_path, of_two_runs, copied, told):
     """Each file is whole, and both backups have one name."""
     from tf_hips.errors import ConfigError
 
-    found = []
-    for rate in (0.1, 0.2):
-        folder = tmp_path / str(rate)
-        model, (_, used) = build(), callbacks(folder, stop_at=(1, 4), save_freq=8)
-        model.optimizer.learning_rate = rate
-        with pytest.raises(Stop):
-            train(model, used)
-        found += folder.iterdir()
-    first, second = found
+    shutil.copytree(of_two_runs, tmp_path, dirs_exist_ok=True)
+    first, second = sorted(tmp_path.glob("*/*"))
     assert first.name == second.name
     for path in first.glob(copied):
         shutil.copy(path, second)
     text = rf"{second}/{told}, damaged \(it is not of this backup\)"
     with pytest.raises(ConfigError, match=text):
-        train(build(), callbacks(second.parent)[1])
+        train(build(), callbacks(second.parent)[1], rows=short())
 
 
 def flipped(content):

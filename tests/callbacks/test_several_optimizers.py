@@ -68,7 +68,7 @@ def chosen(**options):
     """The same, where a function chooses: the parts are known when the optimizer is built."""
     import keras
 
-    model = parted()
+    model = parted(**options)
     adam, sgd = keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.1, momentum=0.9)
     multi = keras.optimizers.MultiOptimizer(lambda one: adam if "first" in one.path else sgd)
     model.compile(multi, "mse", **options)
@@ -91,7 +91,7 @@ def rows(rank=0, size=1):
 
 
 def train(model, folder=None, stop_at=None, rank=0, size=1):
-    """Three epochs, or until a step of the second one."""
+    """Two epochs, or until a step of the first one."""
     import keras
 
     from tf_hips.callbacks import BackupAndRestore
@@ -108,7 +108,7 @@ def train(model, folder=None, stop_at=None, rank=0, size=1):
     x, y = rows(rank, size)
     batch = 8 // size
     used = [*backup, Preempted()]
-    fit = model.fit(x, y, batch_size=batch, epochs=3, shuffle=False, verbose=0, callbacks=used)
+    fit = model.fit(x, y, batch_size=batch, epochs=2, shuffle=False, verbose=0, callbacks=used)
     return fit.history
 
 
@@ -135,7 +135,7 @@ def test_all_optimizers_of_a_model_in_an_order_that_its_code_decides():
     assert optimizers_of(keras.Sequential()) == parts_of(keras.Sequential()) == []
 
 
-BETWEEN, INSIDE = (1, STEPS), (1, 2)
+BETWEEN, INSIDE = (0, STEPS), (0, 2)
 # `parted` accumulates over the end of an epoch; the others stop in one, which says more.
 QUICK = {("pair", INSIDE), ("parted", BETWEEN), ("chosen", INSIDE)}
 
@@ -151,7 +151,10 @@ QUICK = {("pair", INSIDE), ("parted", BETWEEN), ("chosen", INSIDE)}
     ],
 )
 def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, kind, stop_at):
-    build = MODELS[kind]
+    def build():
+        # `chosen` goes the way of `parted`, which is trained as a graph, once it is built.
+        return MODELS[kind](jit_compile=False, run_eagerly=kind == "chosen")
+
     model = build()
     history = train(model)
     train(build(), tmp_path, stop_at)
@@ -165,7 +168,7 @@ def test_what_cannot_go_on_is_refused(tmp_path):
     import keras
     import tensorflow as tf
 
-    train(parted(run_eagerly=True), tmp_path, (1, 2))
+    train(parted(run_eagerly=True), tmp_path, (0, 2))
     model = parted()
     parts = keras.optimizers.OptimizerMap(keras.optimizers.Lion())
     model.compile(keras.optimizers.MultiOptimizer(parts), "mse", run_eagerly=True)
@@ -194,7 +197,7 @@ def test_what_is_no_weight_is_left_out_and_said_so(tmp_path, caplog):
 
     model = make()
     model.extra.apply([tf.ones(2)], [tf.Variable([1.0, 2.0], name="temperature")])
-    train(model, tmp_path, (1, 2))
+    train(model, tmp_path, (0, 2))
     assert caplog.text.count("of_extra trains temperature") == 1
     resumed = make()
     history = train(resumed, tmp_path)
@@ -221,7 +224,7 @@ def test_replicas_have_all_optimizers(tmp_path, kind):
 
     model = make(kind)
     history = train(model, rank=rank, size=2)
-    train(make(kind), tmp_path, (1, 2), rank=rank, size=2)
+    train(make(kind), tmp_path, (0, 2), rank=rank, size=2)
     resumed = make(kind)
     assert train(resumed, tmp_path, rank=rank, size=2) == history
     assert everything(resumed) == everything(model)

@@ -3,6 +3,7 @@
 as it is: `Feeding` stands for what a strategy does.
 """
 
+import functools
 import warnings
 
 import keras
@@ -69,20 +70,30 @@ class Begin(keras.callbacks.Callback):
         self.model.stop_training = False
 
 
-def run(dataset, *, resume=None, steps_per_execution=1, **options):
+@functools.cache
+def recorder(steps_per_execution):
+    """A strategy and its model: one trace of the steps for all tests."""
+    strategy = Feeding()
+    with strategy.scope():
+        model = Recorder()
+        model.compile("sgd", "mse", steps_per_execution=steps_per_execution)
+    return strategy, model
+
+
+def run(dataset, *, resume=None, steps_per_execution=1, is_new=False, **options):
     """First rows of the batches of one `fit`.
 
     Args:
         resume: epoch and step where the run is taken up again.
+        is_new: whether Keras has still to build the model, for which it takes a batch.
     """
-    strategy = Feeding()
+    make_it = recorder.__wrapped__ if is_new else recorder
+    strategy, model = make_it(steps_per_execution)
     strategy.fit_options = {
         name: options[name] for name in ("initial_epoch", "steps_per_epoch") if name in options
     } | {"steps_per_execution": steps_per_execution}
-    with strategy.scope():
-        model = Recorder()
-        model.compile("sgd", "mse", steps_per_execution=steps_per_execution)
     first_step, steps = 0, options.get("steps_per_epoch") or int(dataset.cardinality())
+    model._initial_epoch = None
     if resume is not None:
         model._initial_epoch, first_step = resume
     model.build((None, 1))
@@ -92,7 +103,7 @@ def run(dataset, *, resume=None, steps_per_execution=1, **options):
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", message="`shuffle=True` was passed")
         model.fit(dataset, verbose=0, callbacks=[callback], **options)
-    return model.seen
+    return [*model.seen]
 
 
 def make(kind, batch_size=2):
@@ -151,16 +162,16 @@ def test_a_fit_goes_on_where_it_was_left(kind, steps_per_execution):
 
 
 def test_random_state_of_a_pipeline_goes_on():
-    whole = run(make("chained"), epochs=1)
+    whole = run(make("chained"), epochs=1, is_new=True)
     # The pass that Keras takes one batch of, to build the model, uses the generator also.
-    again = run(make("chained"), epochs=1, resume=(0, 3))
+    again = run(make("chained"), epochs=1, resume=(0, 3), is_new=True)
     assert again == whole[3:]
 
 
 def test_one_fit_after_another_goes_on_with_the_epochs():
     whole = run(make("arrays"), epochs=3)
     dataset = make("arrays")
-    parts = run(dataset, epochs=1) + run(dataset, epochs=1)
+    parts = run(dataset, epochs=1, is_new=True) + run(dataset, epochs=1)
     parts += run(dataset, epochs=3, initial_epoch=2)
     assert parts == whole
     next(iter(dataset))  # a look, perhaps of one rank alone

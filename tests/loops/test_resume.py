@@ -49,7 +49,6 @@ def _run(
         model = keras.Sequential(
             [
                 keras.Input((6,)),
-                keras.layers.Dense(8, activation="tanh"),
                 keras.layers.BatchNormalization(),
                 keras.layers.Dropout(0.2),
                 keras.layers.Dense(3),
@@ -62,7 +61,7 @@ def _run(
     history = None
     try:
         history = loop.fit(
-            x, y, batch_size=8, epochs=3, verbose=0, shuffle=False, callbacks=[backup, Stops()]
+            x, y, batch_size=8, epochs=2, verbose=0, shuffle=False, callbacks=[backup, Stops()]
         )
     except _StopError:
         assert is_stopped

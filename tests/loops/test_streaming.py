@@ -142,13 +142,21 @@ def _compare(member, overlap, found, num_steps=NUM_STEPS):
     np.testing.assert_allclose(last, end, rtol=0, atol=2e-6)
 
 
+@pytest.mark.parametrize(
+    "cases",
+    [
+        pytest.param([(2, NUM_STEPS), (0, WHOLE)], id="quick"),
+        # The end of a cut turn, as with an overlap; the landings, as of whole turns.
+        pytest.param([(0, NUM_STEPS)], id="cut at once", marks=pytest.mark.slow),
+    ],
+)
 @ranks(2)
-def test_fragments_in_one_group():
+def test_fragments_in_one_group(cases):
     from tf_hips.comm import primitives
     from tf_hips.strategies import CompressedRing
 
     rank = primitives.rank()
-    for overlap, num_steps in ((0, NUM_STEPS), (2, NUM_STEPS), (0, WHOLE)):
+    for overlap, num_steps in cases:
         found = _train(CompressedRing(), rank, overlap, num_steps=num_steps)
         _compare(rank, overlap, found, num_steps)
         assert len(set(primitives.gather_objects(found[2].tobytes().hex()))) == 1

@@ -24,12 +24,12 @@ pytestmark = pytest.mark.tf
 RULES = {"hfa": "fedavg(1.0)", "compat": None, "uneven": "mean"}
 
 
-def _linear(strategy, optimizer, **options):
+def _linear(strategy, optimizer, more=(), **options):
     import keras
 
     keras.utils.set_random_seed(3)
     with strategy.scope():
-        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+        model = keras.Sequential([keras.Input((6,)), *more, keras.layers.Dense(3)])
         model.compile(keras.optimizers.get(optimizer), "mse", **options)
     return model
 
@@ -92,6 +92,7 @@ def _compat(run, worker):
 
 def _uneven(run, worker):
     """A party has less data, a NaN among them, and Adam, which would keep it."""
+    import keras
 
     from tests.strategies import training
     from tf_hips.loops import FedAvg
@@ -99,7 +100,7 @@ def _uneven(run, worker):
 
     is_south = run.uplink.site == "south"
     strategy = HierarchicalPS("error_feedback(onebit)", config=run)
-    model = _linear(strategy, "adam")
+    model = _linear(strategy, "adam", more=[keras.layers.BatchNormalization()])
     loop = FedAvg(model, strategy, local_steps=2)
     x, y = training.data((8 if is_south else 12) * 8, seed=worker)
     if is_south:

@@ -5,8 +5,17 @@ import re
 
 import pytest
 
+from tests.trainer import networks
 from tests.trainer.test_command import WHAT, Became
 from tf_hips.cli import arguments, preflight, train
+
+
+@pytest.fixture
+def small_network(monkeypatch):
+    """Whatever network is asked for, it is one dense layer."""
+    from tf_hips import models
+
+    monkeypatch.setattr(models, "make", networks.dense)
 
 
 @pytest.fixture

@@ -293,8 +293,11 @@ def rounds_of(folder):
 
 
 def _train_by_esync(folder):
+    from tests.trainer import networks
+    from tf_hips import models
     from tf_hips.trainer import training
 
+    models.make = networks.dense
     told = Training(
         "lenet",
         "digits",

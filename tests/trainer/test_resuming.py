@@ -57,6 +57,7 @@ def test_there_and_back_again(alone, tmp_path):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.usefixtures("small_network")
 def test_the_rate_that_is_written_is_the_one_that_was_used(alone, tmp_path):
     alone(max_steps=1, optimizer_options={"learning_rate": 0.2}, tree_dir=str(tmp_path))
     assert trees.read_meta(tmp_path / "local/net.meta")["learning_rate"] == 0.2

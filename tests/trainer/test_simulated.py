@@ -60,7 +60,8 @@ def plain(steps: int, seats: int) -> list:
     y = generator.integers(0, 3, rows)
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.layers.Input([6]), keras.layers.Dense(3)])
-    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss, run_eagerly=True)
     history = model.fit(x, y, batch_size=4 * seats, shuffle=False, verbose=0)
     return [*model.get_weights(), history.history["loss"][0]]
 
@@ -136,6 +137,7 @@ def run(tmp_path, tree_dir=None, **options):
     return log.read_events(tmp_path)
 
 
+@pytest.mark.usefixtures("small_network")
 def test_rows_that_are_refused_reach_the_report(alone, tmp_path, capsys):
     events = run(
         tmp_path,
@@ -157,6 +159,7 @@ def test_rows_that_are_refused_reach_the_report(alone, tmp_path, capsys):
     assert found.num_workers == 5
 
 
+@pytest.mark.usefixtures("small_network")
 def test_samples_are_those_of_the_batches_that_were_computed(alone, tmp_path, capsys):
     # Workers of a group have the same batch, of which one gradient is made: 7 in groups of 3 are 3.
     logs, tree = tmp_path / "logs", tmp_path / "tree"

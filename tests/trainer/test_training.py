@@ -108,6 +108,7 @@ def evaluate_at_once(folder):
     return [json.loads(line) for line in (folder / "evaluations.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.usefixtures("small_network")
 def test_a_run_that_fails_says_so_and_takes_its_bar_away(alone, tmp_path, monkeypatch, capsys):
     from tf_hips.trainer import progress
 
@@ -185,6 +186,7 @@ def test_no_execution_passes_a_test_or_the_end(asked, interval, left, number):
     assert _whole_executions(asked, interval, left, True) == number
 
 
+@pytest.mark.usefixtures("small_network")
 def test_executions_end_where_tests_and_the_run_do(alone, capsys):
     alone(batch_size=32, max_steps=9, eval_duration=6, steps_per_execution=4)
     lines = capsys.readouterr().out.splitlines()
@@ -418,6 +420,7 @@ def test_modes_that_do_not_fit_the_run_are_refused(tmp_path, mode, launcher, mes
     assert "Traceback" not in output
 
 
+@pytest.mark.usefixtures("small_network")
 def test_a_run_that_is_killed_before_its_first_backup_begins_again(alone, tmp_path, monkeypatch):
     from tf_hips.trainer import progress
 
@@ -442,6 +445,7 @@ def test_a_run_that_is_killed_before_its_first_backup_begins_again(alone, tmp_pa
         train()  # that one is over
 
 
+@pytest.mark.usefixtures("small_network")
 def test_a_party_that_comes_back_has_not_ended(alone, tmp_path, monkeypatch):
     from tf_hips.trainer import progress
 
@@ -496,6 +500,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_was_not(alone, tmp_path, monkey
     assert CheckpointFolder(tmp_path / "parts-models").steps() == [15, 30, 40]
 
 
+@pytest.mark.usefixtures("small_network")
 def test_a_run_whose_last_interval_is_cut_is_over(alone, tmp_path, monkeypatch, capsys):
     from tf_hips.callbacks.folder import BackupFolder
 

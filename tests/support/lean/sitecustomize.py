@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keras does not find scikit-learn and pyplot: a third of what importing it takes.
+"""Keras does not find scikit-learn and pyplot: a third of what importing it takes. And garbage is
+looked for more rarely: a sixth of what is left.
 
 Keras imports them for wrappers and galleries that nothing here uses, and does without where they
 are not installed. Everybody else finds them. Python imports this file when it starts, as its folder
@@ -8,6 +9,7 @@ is on the path of what tests start; `tests/conftest.py` imports it for the tests
 
 from __future__ import annotations
 
+import gc
 import sys
 
 TYPE_CHECKING = False  # to import `typing` takes longer than all that is here
@@ -43,3 +45,5 @@ def _asking() -> str:
 
 
 sys.meta_path.insert(0, _NotForKeras)
+# TensorFlow makes half a million objects that stay; `children.GARBAGE` has the same numbers.
+gc.set_threshold(20_000, 10, 10)
