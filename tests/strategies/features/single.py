@@ -52,7 +52,7 @@ _WAYS = {
     "mixed_float16": (_half, linear, HierarchicalPS),
     "accumulation_and_ema": (_accumulating, linear, CompressedRing),
 }
-# Of the cover's; accumulation in graphs is `gradient_accumulation`, and all are where all are shown.
+# Of the cover's; accumulation in graphs is `gradient_accumulation`.
 _EAGERLY = ("dropout", "embedding_and_clipping", "mixed_float16", "accumulation_and_ema")
 # Arrays, which Keras shuffles and splits; the others have datasets.
 _OF_ARRAYS = ("dropout",)
