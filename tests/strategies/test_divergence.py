@@ -53,7 +53,7 @@ def test_what_one_rank_does_alone():
     # A learning rate that one rank alone changes would let the replicas drift apart.
     scheduler = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.5 * rate)
     with pytest.raises(ProtocolError, match=r"epoch 1 `.*rate` of worker 1 .* by 0.5 of its norm"):
-        model.fit(*own, verbose=0, callbacks=[scheduler] if rank == 0 else [])
+        model.fit(training.rows(own), verbose=0, callbacks=[scheduler] if rank == 0 else [])
     training.fit(model, own)  # begins with rank 0's again
     training.assert_same_on_all_ranks(model)
 
@@ -64,7 +64,7 @@ def test_what_one_rank_does_alone():
             with local(), pytest.raises(tf.errors.InvalidArgumentError):  # the steps are eager
                 self.model.evaluate(own[0], own[1][:, :2], verbose=0)
 
-    model.fit(*own, verbose=0, callbacks=[Careless()] if rank == 0 else [])
+    model.fit(training.rows(own), verbose=0, callbacks=[Careless()] if rank == 0 else [])
     names = list(model.train_on_batch(own[0][:8], own[1][:8], return_dict=True))
     with local():
         assert names == list(model.test_on_batch(own[0][:8], own[1][:8], return_dict=True))
@@ -153,7 +153,7 @@ def test_what_rank_0_loads_between_two_fits():
     # An evaluation is that of one model, also after training.
     if rank == 0:
         model.set_weights([np.full_like(weight, 0.25) for weight in model.get_weights()])
-    told = model.evaluate(*own, verbose=0)
+    told = model.evaluate(training.rows(own), verbose=0)
     training.assert_same_on_all_ranks(model)
     assert (normal.moving_mean.numpy() == 0.25).all()
     everyone = [
@@ -169,9 +169,9 @@ def test_what_rank_0_loads_between_two_fits():
     means = primitives.gather_objects(normal.moving_mean.numpy().tolist())
     assert means[0] != means[1]
     with local():
-        model.evaluate(*own, verbose=0)
+        model.evaluate(training.rows(own), verbose=0)
     assert normal.moving_mean.numpy().tolist() == means[rank]
-    model.evaluate(*own, verbose=0)
+    model.evaluate(training.rows(own), verbose=0)
     training.assert_same_on_all_ranks(model)
     np.testing.assert_allclose(normal.moving_mean.numpy(), np.mean(means, 0), rtol=1e-6)
     assert not (normal.moving_mean.numpy() == 0.25).any()

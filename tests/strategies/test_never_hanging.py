@@ -355,7 +355,9 @@ def _late(strategy, model, arrays, rank, done):
 
 
 def training_of(model, arrays, **options):
-    model.fit(*arrays, batch_size=8, shuffle=False, verbose=0, **options)
+    from tests.strategies import training
+
+    model.fit(training.rows(arrays), verbose=0, **options)
 
 
 def _wait_for(path):

@@ -192,7 +192,7 @@ def _normalise(config, worker):
     strategy = HierarchicalPS(config=config)
     with strategy.scope():
         model = build()
-    history = model.fit(*own, batch_size=8, shuffle=False, verbose=0).history
+    history = model.fit(training.rows(own), verbose=0).history
     training.assert_same_on_all_ranks(model)
     keras.utils.set_random_seed(0)
     with tf_hips.local():
@@ -234,7 +234,7 @@ def _overflow(config, worker, **options):
         )
         model = training.build(optimizer, **options)
     keras.mixed_precision.set_dtype_policy("float32")
-    model.fit(x, y, batch_size=8, shuffle=False, verbose=0, callbacks=[Record()])
+    model.fit(training.rows([x, y]), verbose=0, callbacks=[Record()])
     assert scales == [SCALE, SCALE / 2, SCALE / 4, SCALE / 4, SCALE / 4]
     assert prints[0] == prints[1] == prints[2]
     assert len(set(prints[2:])) == 3

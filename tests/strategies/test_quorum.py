@@ -85,14 +85,7 @@ def _fit(folder, make):
     strategy = HierarchicalPS("error_feedback(onebit)", config=run)
     with strategy.scope():
         model = make()
-    model.fit(
-        *own,
-        batch_size=training.BATCH,
-        epochs=EPOCHS,
-        shuffle=False,
-        verbose=0,
-        callbacks=[Meeting()],
-    )
+    model.fit(training.rows(own), epochs=EPOCHS, verbose=0, callbacks=[Meeting()])
     assert all(np.isfinite(value).all() for value in model.get_weights())
     told = [fingerprint(model), histories]
     (folder / f"{site}.json").write_text(json.dumps(told))

@@ -107,7 +107,7 @@ def fit(model, case, folder=None, stop_at=None, **options):
         rows = {"x": shard(rows, BATCH, group=rank, groups=size, seed=3)}
     else:
         x, y = training.shard(rows, rank, size, BATCH)
-        rows = {"x": x, "y": y, "batch_size": BATCH}
+        rows = {"x": training.rows([x, y], BATCH)}
     backup = []
     if folder is not None:
         backup = [BackupAndRestore(folder / case, CASES[case]["save_freq"], **options)]
@@ -298,13 +298,13 @@ def _one_process(folder):
                     raise Stop
 
         backup = BackupAndRestore(folder / "second")
-        model.fit(rows, epochs=3, verbose=0, callbacks=[backup, Stopping()])
+        model.fit(rows, epochs=2, verbose=0, callbacks=[backup, Stopping()])
 
     def first_fit(seed):
         strategy = CompressedRing(config=Run(seed=seed))
         model = make(strategy)
         rows = shard(training.data(12), BATCH, group=0, groups=1, seed=3)
-        model.fit(rows, epochs=2, verbose=0)
+        model.fit(rows, epochs=1, verbose=0)
         return strategy, model, rows
 
     strategy, model, rows = first_fit(1)
@@ -312,7 +312,7 @@ def _one_process(folder):
     expected = bits(strategy, model)
     strategy, model, rows = first_fit(1)
     with pytest.raises(Stop):
-        second_fit(model, rows, stop_at=2)
+        second_fit(model, rows, stop_at=1)
     with pytest.raises(ValueError, match="seed is 2 and was 1"):
         second_fit(*first_fit(2)[1:])
     second_fit(model, rows)

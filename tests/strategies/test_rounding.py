@@ -374,15 +374,12 @@ def test_ranks_with_another_number_of_threads(tmp_path):
         pass
 
     class At(keras.callbacks.Callback):
-        def __init__(self, epoch, batch):
+        def __init__(self, batch):
             super().__init__()
-            self.place, self.epoch = (epoch, batch), 0
-
-        def on_epoch_begin(self, epoch, logs=None):
-            self.epoch = epoch
+            self.place = batch
 
         def on_train_batch_end(self, batch, logs=None):
-            if (self.epoch, batch) == self.place:
+            if batch == self.place:
                 raise Stop
 
     def made(kind, **options):
@@ -404,8 +401,8 @@ def test_ranks_with_another_number_of_threads(tmp_path):
         return strategy, model
 
     strategy, model = made(CompressedRing)
-    options = {"batch_size": 1, "shuffle": False, "verbose": 0}
-    model.fit(*own, epochs=2, callbacks=[Look()], **options)
+    rows = training.rows(own, 1)
+    model.fit(rows, epochs=2, callbacks=[Look()], verbose=0)
     assert len(told) == 2 and all(one != other for one, other in told), "they round alike"
     training.assert_same_on_all_ranks(model)
     strategy.close()
@@ -415,16 +412,17 @@ def test_ranks_with_another_number_of_threads(tmp_path):
     assert all(0 < one["share"] < 1e-6 and one["bytes"] > 2**20 for one in events)
 
     # A backup in the middle of an epoch has what each worker had.
-    backup = BackupAndRestore(tmp_path / "backup", save_freq=30)
+    backup = BackupAndRestore(tmp_path / "backup", save_freq=14)
     _, model = made(HierarchicalPS)
     with pytest.raises(Stop):
-        model.fit(*own, epochs=2, callbacks=[backup, At(1, 14)], **options)
+        model.fit(rows, callbacks=[backup, At(14)], verbose=0)
     odd = digests(model.trainable_weights)
     assert odd != primitives.gather_objects(odd, "odd")[1 - rank]
     _, model = made(HierarchicalPS)
-    backup = BackupAndRestore(tmp_path / "backup", save_freq=30)
-    history = model.fit(*own, epochs=2, callbacks=[backup], **options)
-    assert history.epoch == [0, 1]
+    backup = BackupAndRestore(tmp_path / "backup", save_freq=14)
+    history = model.fit(rows, callbacks=[backup], verbose=0)
+    assert history.epoch == [0]
+    assert int(model.optimizer.iterations) == 16
     training.assert_same_on_all_ranks(model)
     made_equal = [one["what"] for one in log.read_events(tmp_path) if one["event"] == "made_equal"]
     assert "weights that were restored" in made_equal
@@ -439,7 +437,7 @@ def test_ranks_with_another_number_of_threads(tmp_path):
     with pytest.raises(
         ProtocolError, match=r"`sequential.*/kernel` of worker 1 is not .* 0, by 0.0099 of its norm"
     ):
-        model.fit(*own, callbacks=[Alone()], **options)
+        model.fit(rows.take(2), callbacks=[Alone()], verbose=0)
 
 
 def _train_unlike(folder):
@@ -471,15 +469,16 @@ def _train_unlike(folder):
 
     with strategy.scope():
         model = training.build(keras.optimizers.Adam(0.01))
-    model.fit(*own, batch_size=8, epochs=2, shuffle=False, verbose=0, callbacks=[Nudge()])
+    rows = training.rows(own)
+    model.fit(rows, epochs=2, verbose=0, callbacks=[Nudge()])
     told = [fingerprint(model)]
     slots = [slot.numpy().tobytes().hex() for slot in model.optimizer.variables]
     # A loop of one's own has no epochs; what is evaluated is one model.
     nudge()
-    loss = model.evaluate(*own, verbose=0)
+    loss = model.evaluate(rows, verbose=0)
     told += [loss, fingerprint(model), slots]
     nudge()
-    model.fit(*own, batch_size=8, shuffle=False, verbose=0)
+    model.fit(rows, verbose=0)
     told.append(fingerprint(model))
     (folder / f"{worker}.json").write_text(json.dumps(told))
     if site == "south":
@@ -487,7 +486,7 @@ def _train_unlike(folder):
     with pytest.raises(
         ProtocolError, match=r"same weights of .* of worker 2 is not .* 0, by 0.0099"
     ):
-        model.evaluate(*own, verbose=0)
+        model.evaluate(rows, verbose=0)
     strategy.close()
     primitives.shutdown()
 
@@ -546,8 +545,8 @@ def _train_doubted(folder):
 
     with strategy.scope():
         model = training.build(keras.optimizers.SGD(0.01))
-    options = {"batch_size": 8, "shuffle": False, "verbose": 0}
-    model.fit(*own, epochs=2, callbacks=[Nudge()], **options)
+    rows = training.rows(own)
+    model.fit(rows, epochs=2, callbacks=[Nudge()], verbose=0)
     told = [value.ravel().tolist() for value in model.get_weights()]
     # One that alone differs by rounding is not named, either.
     events = []
@@ -556,14 +555,14 @@ def _train_doubted(folder):
     if worker == 3:
         kernel = model.layers[0].kernel
         kernel.assign(tf.math.nextafter(tf.convert_to_tensor(kernel), 9.0))
-    model.evaluate(*own, verbose=0)
+    model.evaluate(rows, verbose=0)
     assert "parties_differ" not in events
     if run.uplink.site == "south":
         told_so = r"`.*/kernel` of this worker is not that of most parties"
         with pytest.raises(ProtocolError, match=told_so):
-            model.fit(*own, callbacks=[Spoil()], **options)
+            model.fit(rows, callbacks=[Spoil()], verbose=0)
     else:
-        model.fit(*own, callbacks=[Spoil()], **options)
+        model.fit(rows, callbacks=[Spoil()], verbose=0)
     (folder / f"{worker}.json").write_text(json.dumps(told))
     strategy.close()
     primitives.shutdown()

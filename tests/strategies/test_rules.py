@@ -44,7 +44,7 @@ def _steps_of_the_server(run, own, whole, worker, rule):
     training.assert_same_on_all_ranks(model)
     halving = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.5)
     with pytest.raises(ConfigError, match=r"take them as they are.*learning_rate=0.5"):
-        model.fit(*own, batch_size=training.BATCH, callbacks=[halving], verbose=0)
+        model.fit(training.rows(own), callbacks=[halving], verbose=0)
     if worker == 0:  # the others have the same bits
         keras.utils.set_random_seed(0)
         alone = training.build(keras.optimizers.SGD(0.1, momentum=0.9), run_eagerly=True)
@@ -89,13 +89,11 @@ def _parties_apart(run, own, worker):
     first = keras.callbacks.LambdaCallback(
         on_train_batch_begin=lambda batch, logs=None: begun.append(model.get_weights())
     )
-    epochs = 3 if is_slow else 12
+    epochs = 2 if is_slow else 6
     history = model.fit(
-        *own,
-        batch_size=training.BATCH,
+        training.rows(own),
         epochs=epochs,
         verbose=0,
-        shuffle=False,
         callbacks=[Slow()] if is_slow else [first],
     ).history
     assert len(history["loss"]) == epochs
@@ -106,7 +104,7 @@ def _parties_apart(run, own, worker):
     assert float(total) == primitives.size()
     rows = strategy.gather(tf.constant([[float(primitives.rank())]]), axis=0)
     assert rows.numpy().ravel().tolist() == list(range(primitives.size()))
-    assert np.isfinite(model.evaluate(*own, verbose=0)).all()
+    assert np.isfinite(model.evaluate(training.rows(own), verbose=0)).all()
     with pytest.raises(ValueError, match="do not wait for each other"):
         __import__("tf_hips").gather(np.zeros((2, 1)), strategy=strategy)
     strategy.close()
@@ -164,14 +162,14 @@ def test_two_parties_with_a_rule_of_means(tmp_path):
 def test_two_parties_with_rules(tmp_path):
     results = _launch(tmp_path, {"summed": None, "apart": APART})
     assert len({one["summed"] for one in results}) == 1
-    assert [one["apart"] for one in results] == [12, 12, 3]
+    assert [one["apart"] for one in results] == [6, 6, 2]
     events = log.read_events(tmp_path / "apart")
     rounds = {
         site: [one["round"] for one in events if one["event"] == "round" and one["site"] == site]
         for site in SITES
     }
-    assert rounds["north"] == list(range(120))
-    assert rounds["south"] == list(range(30))
+    assert rounds["north"] == list(range(60))
+    assert rounds["south"] == list(range(20))
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def test_optimizers_that_differ_are_refused_by_name():
         alone = keras.optimizers.Adam(0.1, clipnorm=1.0 if rank else None)
     differs = r"`momentum` of optimizer is 0.8 on {0} 1, and 0.9 on {0} 0"
     with pytest.raises(ProtocolError, match=differs.format("worker")):
-        model.fit(*own, verbose=0)
+        model.fit(training.rows(own), verbose=0)
     with pytest.raises(ProtocolError, match=differs.format("rank")):
         model.train_on_batch(own[0][:8], own[1][:8])
 

@@ -125,13 +125,11 @@ def feature(
     alone: bool = False,
     each: Iterable[str] | None = None,
     first: int | None = None,
-    twice: bool = False,
     elsewhere: str | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Registers the decorated function, which takes the job, and one of `each` if given.
 
     `first`: how many of `each` the cover has; all when None.
-    `twice`: whether it is shown with compression too, although its module's others are not.
     `elsewhere`: the test or feature that shows it in `make test`, or the most of it that can break,
     so that the cover need not.
     """
@@ -141,7 +139,7 @@ def feature(
         shown = "exact" if module in _EXACT else "twice"
         if each is not None or module in _ONCE:
             shown = "once"
-        shown = "twice" if twice else "never" if elsewhere else shown
+        shown = "never" if elsewhere else shown
         if each is None:
             features = [Feature(check.__name__, check, alone, None, shown, elsewhere)]
         else:

@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 from keras.src.callbacks import orbax_checkpoint as orbax_checkpoint_of_keras
 
+from tests.strategies import training
 from tests.strategies.features import feature
 from tests.strategies.features.job import BATCH, Job, close
 from tests.strategies.features.models import build_mlp, linear
@@ -26,8 +27,11 @@ def _build(make=lambda: keras.optimizers.SGD(0.1)):
 
 
 def _fit(model, rows, callbacks, epochs=3, **options):
-    options = {"batch_size": BATCH, "shuffle": False, "verbose": 0, **options}
-    return model.fit(*rows, epochs=epochs, callbacks=callbacks, **options)
+    if "validation_data" in options:
+        options["validation_data"] = training.rows(options["validation_data"])
+    return model.fit(
+        training.rows(rows), epochs=epochs, callbacks=callbacks, **{"verbose": 0, **options}
+    )
 
 
 def _weights(model):

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tests.strategies.features import feature
 from tests.strategies.features.job import BATCH, Job, close
 
-_STEPS = 4
+_STEPS = 2
 
 
 class _Gan:
@@ -84,7 +84,8 @@ class _Gan:
         return [np.asarray(one) for owner in owners for one in owner.variables]
 
 
-@feature(each=["together", "in turns", "together eagerly", "in turns eagerly"])
+# Two optimizers in an eager step: `several_optimizers_in_a_step` and, at a server, test_further.py.
+@feature(each=["together", "in turns", "together eagerly", "in turns eagerly"], first=2)
 def gan(job: Job, parameter: str):
     generator = np.random.default_rng(3)
     rows = [

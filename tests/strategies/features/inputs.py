@@ -9,7 +9,7 @@ from tests.strategies.features import feature
 from tests.strategies.features.job import BATCH, Job
 from tests.strategies.features.models import build_mlp, linear
 
-_STEPS = 3
+_STEPS = 2
 
 
 def _batches(own):

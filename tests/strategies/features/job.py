@@ -147,7 +147,6 @@ class Job:
         outcomes = self._board.outcomes(error)
         self._servers.close()
         keras.mixed_precision.set_dtype_policy("float32")
-        gc.collect()
         shutil.rmtree(self.folder, ignore_errors=True)
         return outcomes
 

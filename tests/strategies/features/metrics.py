@@ -8,6 +8,7 @@ import re
 import keras
 import numpy as np
 
+from tests.strategies import training
 from tests.strategies.features import feature
 from tests.strategies.features.job import BATCH, Job, close
 from tests.strategies.features.models import build_mlp, linear
@@ -70,9 +71,7 @@ def metrics_are_exact(job: Job):
     own = (x[rows], y[rows], weights[rows])
     model = job.make(_build)
     # A rate of zero: the metrics of the epoch are those of an evaluation.
-    history = model.fit(
-        *own[:2], sample_weight=own[2], batch_size=_BATCHES[job.rank], shuffle=False, verbose=0
-    ).history
+    history = model.fit(training.rows(own, _BATCHES[job.rank]), verbose=0).history
     history = {name: values[0] for name, values in job.equal(history).items()}
     options = {"sample_weight": own[2], "verbose": 0, "batch_size": 4, "return_dict": True}
     evaluated = job.equal(model.evaluate(*own[:2], **options))
@@ -130,7 +129,8 @@ def progress_bar_shows_all_replicas(job: Job):
     own = job.shard(linear(job, 2))
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown):
-        history = model.fit(*own, batch_size=BATCH, epochs=2, validation_data=own).history
+        data = training.rows(own)
+        history = model.fit(data, epochs=2, validation_data=data).history
     text = shown.getvalue()
     job.equal(history)
     if job.rank:

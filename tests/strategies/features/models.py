@@ -34,7 +34,8 @@ def compare(
         batch: rows of a batch of one rank.
         rtol: how near numbers must be.
         atol: the same, for those near zero.
-        feed: makes the arguments that give `fit` its data, of the strategy and this rank's arrays.
+        feed: makes the arguments that give `fit` its data, of the strategy and this rank's arrays;
+            a dataset of batches when None.
         reference: makes the model of the one process; `build` when None.
         options: further arguments of `fit`.
     """
@@ -42,15 +43,13 @@ def compare(
 
     def one_process():
         model = job.eagerly((reference or build)())
-        names = ("x", "y", "sample_weight")
-        rows = dict(zip(names, arrays, strict=False))
-        history = model.fit(**rows, batch_size=batch * job.size, shuffle=False, **options).history
+        history = model.fit(training.rows(arrays, batch * job.size), **options).history
         return history, [np.asarray(weight) for weight in model.get_weights()]
 
     strategy = job.strategy()
     model = job.make(build, strategy)
     own = keras.tree.map_structure(lambda array: job.shard([array], batch)[0], list(arrays))
-    data = (feed or fed_arrays(batch))(strategy, own)
+    data = {"x": training.rows(own, batch)} if feed is None else feed(strategy, own)
     history = job.equal(model.fit(**data, **options).history)
     job.assert_replicas(model)
     if job.is_exact:
@@ -66,14 +65,9 @@ def compare(
     return model, history
 
 
-def fed_arrays(batch):
+def fed_arrays(strategy, own):
     """Arguments of `fit` for arrays, in order."""
-
-    def feed(strategy, own):
-        names = ("x", "y", "sample_weight")
-        return {**dict(zip(names, own, strict=False)), "batch_size": batch, "shuffle": False}
-
-    return feed
+    return {"x": own[0], "y": own[1], "batch_size": BATCH, "shuffle": False}
 
 
 def build_mlp(optimizer=None, metrics=("mae",), **options):
@@ -94,9 +88,9 @@ def descent(rate=0.1):
     return keras.optimizers.SGD(rate, momentum=0.9)
 
 
-@feature(twice=True)
+@feature()
 def mlp(job: Job):
-    compare(job, build_mlp, linear(job))
+    compare(job, build_mlp, linear(job), feed=fed_arrays)
 
 
 def images(job: Job, steps: int = STEPS):
@@ -137,7 +131,7 @@ def batch_normalization_statistics_are_averaged(job: Job):
         def on_train_batch_end(self, batch, logs=None):
             own.append(model.layers[1].moving_mean.numpy())
 
-    model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0, callbacks=[Before()])
+    model.fit(training.rows([x, y]), verbose=0, callbacks=[Before()])
     everyone = job.gather(own[-1])
     assert not np.array_equal(everyone[0], everyone[1])
     np.testing.assert_allclose(model.layers[1].moving_mean.numpy(), np.mean(everyone, 0), rtol=1e-6)
@@ -178,7 +172,7 @@ def aggregation_of_weights(job: Job):
             own.append([float(one) for one in layer.sums])
 
     arrays = job.shard(training.data(2 * BATCH * job.size))
-    model.fit(*arrays, batch_size=BATCH, shuffle=False, verbose=0, callbacks=[Before()])
+    model.fit(training.rows(arrays), verbose=0, callbacks=[Before()])
     share, *_ = own[-1]
     everyone = job.gather(share)
     assert share and len(set(everyone)) == job.size
@@ -205,9 +199,9 @@ def embedding(job: Job):
             ]
         )
         model.compile(descent(0.5), "binary_crossentropy", metrics=["accuracy"])
-        return model
+        return job.eagerly(model)
 
-    compare(job, build, tokens(job))
+    compare(job, build, tokens(job, 3))
 
 
 @feature(elsewhere="embedding")
@@ -250,7 +244,7 @@ def subclassed_model(job: Job):
         model.compile(keras.optimizers.SGD(0.05), "mse", run_eagerly=True)
         return model
 
-    compare(job, build, linear(job, 3))
+    compare(job, build, linear(job, 2))
 
 
 @feature()
@@ -273,7 +267,7 @@ def many_inputs_and_outputs(job: Job):
         )
         return job.eagerly(model)
 
-    x, y = linear(job, 3)
+    x, y = linear(job, 2)
     compare(job, build, [{"left": x, "right": x[:, :3]}, {"value": y, "sign": y[:, :1] > 0}])
 
 
@@ -307,7 +301,7 @@ def regularizers(job: Job):
         model.compile(descent(0.05), "mse", run_eagerly=True)
         return model
 
-    compare(job, build, linear(job, 3))
+    compare(job, build, linear(job, 2))
 
 
 def _mean_error(expected, told):
@@ -334,7 +328,7 @@ def losses_of_one_number(job: Job):
     # All ranks have the same rows: the Dice of joined rows is not the mean of each rank's.
     steps = [
         array.reshape(-1, 1, BATCH, array.shape[-1]).repeat(job.size, axis=1)
-        for array in training.data(3 * BATCH)
+        for array in training.data(2 * BATCH)
     ]
     x, y = (array.reshape(-1, array.shape[-1]) for array in steps)
     y = (y > 0).astype(np.float32)
@@ -357,7 +351,7 @@ def distillation(job: Job):
         model.compile(descent(0.02), loss="mse")
         return job.eagerly(model)
 
-    compare(job, build, linear(job, 3))
+    compare(job, build, linear(job, 2))
 
 
 @feature()
@@ -377,14 +371,14 @@ def frozen_layers_keep_their_bits(job: Job):
 
     model = job.make(build)
     model.layers[1].moving_mean.assign(np.full(8, 1 / 3))
-    x, y = job.shard(linear(job, 3))
+    x, y = job.shard(linear(job, 2))
     before = []
 
     class First(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             before.append([value.tobytes() for value in model.get_weights()[:6]])
 
-    model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0, callbacks=[First()])
+    model.fit(training.rows([x, y]), epochs=2, verbose=0, callbacks=[First()])
     after = [value.tobytes() for value in model.get_weights()[:6]]
     assert job.equal(after) == before[0]
     job.assert_replicas(model)

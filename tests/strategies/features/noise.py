@@ -5,8 +5,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tests.strategies import training
 from tests.strategies.features import feature
-from tests.strategies.features.job import BATCH, Job
+from tests.strategies.features.job import Job
 from tests.strategies.features.models import linear
 
 
@@ -79,9 +80,7 @@ def dropout_trains(job: Job):
     weights = []
     for _ in range(2):
         model = job.make(build)
-        history = job.equal(
-            model.fit(*own, batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history
-        )
+        history = job.equal(model.fit(training.rows(own), epochs=2, verbose=0).history)
         assert history["loss"][-1] < history["loss"][0]
         job.assert_replicas(model)
         weights.append(model.get_weights())

@@ -5,6 +5,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tests.strategies import training
 from tests.strategies.features import feature
 from tests.strategies.features.job import BATCH, Job, close
 from tests.strategies.features.models import compare, linear
@@ -129,7 +130,7 @@ def optimizer(job: Job, parameter):
 @feature(each=_OPTIONS, first=4)  # mixed_float16 scales its loss, too
 def optimizer_option(job: Job, parameter):
     build = _build(_OPTIONS[parameter], run_eagerly=True)
-    compare(job, build, linear(job, 3))
+    compare(job, build, linear(job, 2))
 
 
 @feature(each=["graph", "eager"])
@@ -137,10 +138,10 @@ def gradient_accumulation(job: Job, parameter):
     def make():
         return keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=2)
 
-    # Seven steps in two epochs: one gradient is left over in the first.
+    # Three steps in two epochs: one gradient is left over in the first.
     build = _build(make, run_eagerly=parameter == "eager")
-    model, _ = compare(job, build, linear(job, 7))
-    assert int(model.optimizer.iterations.numpy()) == 7
+    model, _ = compare(job, build, linear(job, 3))
+    assert int(model.optimizer.iterations.numpy()) == 3
 
 
 @feature(each=_CLIPPING, first=2)
@@ -151,7 +152,7 @@ def clipping(job: Job, parameter):
         return keras.optimizers.SGD(1.0, **{parameter: limit})
 
     build = _build(make, run_eagerly=parameter != "global_clipnorm")
-    arrays = linear(job, 3)
+    arrays = linear(job, 2)
     model, _ = compare(job, build, arrays)
     # One more step moves the weights by no more than the limit, but by that.
     before = model.get_weights()
@@ -174,6 +175,6 @@ def learning_rate_is_one_number(job: Job):
         return _build(lambda: keras.optimizers.SGD(0.1 * (1 + job.rank)), run_eagerly=True)()
 
     model = job.make(build)
-    model.fit(*job.shard(linear(job, 1)), batch_size=BATCH, verbose=0)
+    model.fit(training.rows(job.shard(linear(job, 1))), verbose=0)
     job.assert_replicas(model)
     close([job.equal(float(model.optimizer.learning_rate.numpy()))], [0.1])

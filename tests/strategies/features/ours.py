@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What tf_hips adds to Keras: shards, warm-up, resuming at the step; and what it refuses."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -55,8 +57,7 @@ def learning_rate_warmup(job: Job):
     model = job.make(_build)
     warmup = callbacks.LearningRateWarmup(warmup_epochs=1)
     model.fit(
-        *job.shard(linear(job, 4)),
-        batch_size=BATCH,
+        training.rows(job.shard(linear(job, 4))),
         epochs=2,
         callbacks=[warmup, Rates()],
         verbose=0,
@@ -136,7 +137,7 @@ def sparse_gradients(job: Job):
         return model
 
     generator = np.random.default_rng(6)
-    x = generator.integers(0, 3000, (3 * BATCH * job.size, 3)).astype(np.int32)
+    x = generator.integers(0, 3000, (2 * BATCH * job.size, 3)).astype(np.int32)
     x[:, 0] = 7  # a row that all ranks have
     compare(job, build, [x, x[:, 1:2] / np.float32(3000.0)], rtol=1e-4, atol=1e-5)
 
@@ -147,12 +148,12 @@ def fine_tuning(job: Job):
     strategy = job.strategy()
     model = job.make(_build, strategy)
     rows = job.shard(linear(job, 2))
-    model.fit(*rows, batch_size=BATCH, verbose=0)
+    model.fit(training.rows(rows), verbose=0)
     frozen = [value.tobytes() for value in model.layers[0].get_weights()]
     with strategy.scope():
         model.layers[0].trainable = False
         model.compile(keras.optimizers.SGD(0.01), "mse", run_eagerly=True)
-    model.fit(*rows, batch_size=BATCH, verbose=0)
+    model.fit(training.rows(rows), verbose=0)
     job.assert_replicas(model)
     assert [value.tobytes() for value in model.layers[0].get_weights()] == frozen
 
@@ -166,12 +167,14 @@ def warmup_of_compression(job: Job, parameter: str):
     # A party alone is compressed inside only.
     is_inside = job.configuration.strategy == "HierarchicalPS" and not job.has_uplink
 
+    def build():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+        model.compile(keras.optimizers.SGD(0.05), "mse", steps_per_execution=2)
+        return model
+
     def train(compression):
         way = {"local_compression" if is_inside else "compression": compression}
-        model = job.make(
-            lambda: build_mlp(keras.optimizers.SGD(0.05), steps_per_execution=2),
-            job.strategy(**way),
-        )
+        model = job.make(build, job.strategy(**way))
         weights = []
 
         def fit(first, last):
@@ -211,13 +214,12 @@ def layers_that_adapt(job: Job):
         outputs = keras.layers.Dense(3)(keras.layers.Embedding(5, 2)(lookup(inputs)))
         model = keras.Model(inputs, outputs)
         model.compile("sgd", "mse")
-        return model
+        return job.eagerly(model)
 
-    options = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
     for method in ("evaluate", "fit"):
         model = job.make(lambda: normalizing(own[0]))  # with a server an error ends its run
         with pytest.raises(ProtocolError, match=r"`adapt` .*`normal\w+` of worker 1 has learned"):
-            getattr(model, method)(*own, verbose=0)
+            getattr(model, method)(training.rows(own), verbose=0)
 
     model = job.make(looking_up)
     # Over parties the second one finds it, and the first one hears of it.
@@ -225,7 +227,7 @@ def layers_that_adapt(job: Job):
         model.train_on_batch(tf.constant([["a"], ["b"]]), np.zeros((2, 1, 3), np.float32))
 
     model = job.make(lambda: normalizing(rows[0]))
-    model.fit(*own, **options)
+    model.fit(training.rows(own), verbose=0)
     job.assert_replicas(model)
     job.equal(model.predict(rows[0][:3], verbose=0).tobytes())
 
@@ -269,7 +271,7 @@ def several_optimizers_in_a_step(job: Job):
         model.compile(*(optimizers or [keras.optimizers.SGD(0.1, momentum=0.9) for _ in range(2)]))
         return job.eagerly(model)
 
-    rows = linear(job, 3)
+    rows = linear(job, 2)
     options = {"epochs": 2, "shuffle": False, "verbose": 0}
     outside = [keras.optimizers.Adam() for _ in range(2)]
     model = job.make(lambda: build(outside))
@@ -278,19 +280,26 @@ def several_optimizers_in_a_step(job: Job):
 
     def one_process():
         model = build()
-        history = model.fit(*rows, batch_size=BATCH * job.size, **options).history
-        return history, model.get_weights()
+        data = training.rows(rows, BATCH * job.size)
+        return model.fit(data, **options).history, model.get_weights()
+
+    def check(expected, told, weights):
+        close(told, expected[0])
+        close(weights, expected[1])
 
     for is_loop in [False, True][: 1 + job.has_uplink]:
         strategy = job.strategy()
         model = job.make(build, strategy)
-        fit = FedAvg(model, strategy, local_steps=2).fit if is_loop else model.fit
-        told = fit(*job.shard(rows), batch_size=BATCH, **options).history
+        own = job.shard(rows)
+        if is_loop:
+            loop = FedAvg(model, strategy, local_steps=2)
+            told = loop.fit(*own, batch_size=BATCH, **options).history
+        else:
+            told = model.fit(training.rows(own), **options).history
         job.equal([weight.tobytes() for weight in model.get_weights()])
         if job.is_exact and not is_loop:
             optimizers = [optimizer for optimizer, _ in model.optimizers]
             slots = [slot.numpy() for optimizer in optimizers for slot in optimizer.variables]
             job.equal([slot.tobytes() for slot in slots])
-            expected = job.one_process(one_process)
-            close(told, expected[0])
-            close(model.get_weights(), expected[1])
+            check = functools.partial(check, told=told, weights=model.get_weights())
+            job.afterwards(one_process, check)

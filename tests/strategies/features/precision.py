@@ -4,6 +4,7 @@
 import keras
 import numpy as np
 
+from tests.strategies import training
 from tests.strategies.features import feature
 from tests.strategies.features.job import BATCH, Job
 from tests.strategies.features.models import build_mlp, compare, linear
@@ -40,7 +41,7 @@ def mixed_float16(job: Job):
     x = x.copy()
     if job.rank == 1:
         x[BATCH : 2 * BATCH] = 1e30
-    model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+    model.fit(training.rows([x, y]), verbose=0)
     job.assert_replicas(model)
     assert all(np.isfinite(weight).all() for weight in model.get_weights())
     assert int(model.optimizer.inner_optimizer.iterations.numpy()) == 3

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tests.strategies import training
 from tests.strategies.features import feature
-from tests.strategies.features.job import BATCH, Job
+from tests.strategies.features.job import Job
 from tests.strategies.features.models import Subclassed, build_mlp, linear
 from tf_hips.strategies import local
 
@@ -20,7 +20,7 @@ def _build():
 
 
 def _fit(model, rows, epochs=1):
-    return model.fit(*rows, batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0).history
+    return model.fit(training.rows(rows), epochs=epochs, verbose=0).history
 
 
 def _is_writer(job: Job) -> bool:

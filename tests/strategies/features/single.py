@@ -52,14 +52,22 @@ _WAYS = {
     "mixed_float16": (_half, linear, HierarchicalPS),
     "accumulation_and_ema": (_accumulating, linear, CompressedRing),
 }
-# Of the cover's.
-_EAGERLY = ("dropout", "embedding_and_clipping", "mixed_float16")
+# Of the cover's; accumulation in graphs is `gradient_accumulation`.
+_EAGERLY = ("dropout", "embedding_and_clipping", "mixed_float16", "accumulation_and_ema")
+# Arrays, which Keras shuffles and splits; the others have datasets.
+_OF_ARRAYS = ("dropout",)
 
 
 @feature(alone=True, each=_WAYS)
 def one_worker_is_plain_keras(job: Job, parameter):
     build, data, _ = _WAYS[parameter]
     rows = data(job, 4)
+    if parameter in _OF_ARRAYS:
+        fed = {"x": rows[0], "y": rows[1], "batch_size": BATCH, "validation_split": 0.25}
+    else:
+        shares = slice(3 * BATCH), slice(3 * BATCH, None)
+        data, held = (training.rows([array[share] for array in rows]) for share in shares)
+        fed = {"x": data, "validation_data": held}
     results = []
     strategy = _WAYS[parameter][2]("error_feedback(onebit)")
     for scope in (contextlib.nullcontext, strategy.scope):
@@ -68,9 +76,7 @@ def one_worker_is_plain_keras(job: Job, parameter):
             model = build()
         if parameter in _EAGERLY:
             job.eagerly(model)
-        history = model.fit(
-            *rows, batch_size=BATCH, epochs=2, validation_split=0.25, verbose=0
-        ).history
+        history = model.fit(epochs=2, verbose=0, **fed).history
         states = [np.asarray(variable).tobytes() for variable in model.non_trainable_variables]
         slots = [np.asarray(variable).tobytes() for variable in model.optimizer.variables]
         results.append([[value.tobytes() for value in model.get_weights()], slots, states])

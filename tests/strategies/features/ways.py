@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.strategies import training
 from tests.strategies.features import feature
 from tests.strategies.features.job import BATCH, Job, close
 from tests.strategies.features.models import build_mlp, compare, descent, linear
@@ -16,12 +17,12 @@ from tf_hips.strategies import local
 @feature(each=["looped", "unrolled"])
 def steps_per_execution(job: Job, parameter):
     def build():
-        model = build_mlp(steps_per_execution=3)
-        model.unrolled_steps_per_execution = 3 if parameter == "unrolled" else 1
+        model = build_mlp(steps_per_execution=2)
+        model.unrolled_steps_per_execution = 2 if parameter == "unrolled" else 1
         return model
 
-    # Seven steps: the last execution is shorter.
-    compare(job, build, linear(job, 7), reference=build_mlp)
+    # Five steps: the last execution is shorter.
+    compare(job, build, linear(job, 5), reference=lambda: build_mlp(run_eagerly=True))
 
 
 @feature(elsewhere="regularizers")
@@ -42,7 +43,7 @@ def weighted_rows(job: Job, parameter):
         )
         return model
 
-    x, y = linear(job, 3)
+    x, y = linear(job, 2)
     arrays = [x, y.argmax(1)]
     if parameter == "sample_weight":
         weights = np.random.default_rng(4).uniform(0.1, 2.0, len(x)).astype(np.float32)
@@ -85,7 +86,7 @@ def validation_and_initial_epoch(job: Job):
 def evaluate_and_predict(job: Job):
     x, y = linear(job, 2)
     model = job.make(lambda: job.eagerly(build_mlp()))
-    model.fit(*job.shard([x, y]), batch_size=BATCH, verbose=0)
+    model.fit(training.rows(job.shard([x, y])), verbose=0)
     # 13 rows here and 6 there, that is four batches and two.
     rows = [slice(0, 13), slice(13, 19)][job.rank]
     result = model.evaluate(x[rows], y[rows], batch_size=4, verbose=0, return_dict=True)
@@ -121,7 +122,7 @@ def evaluate_before_training(job: Job):
     if job.rank == 0:
         model.set_weights([np.ones_like(value) for value in model.get_weights()])
     model.optimizer.learning_rate = 0.0
-    model.fit(*own, batch_size=BATCH, verbose=0)
+    model.fit(training.rows(own), verbose=0)
     job.assert_replicas(model)
     np.testing.assert_array_equal(model.get_weights()[0], np.ones((6, 16)))
     # After training, too, it is one model that is evaluated.
@@ -207,8 +208,8 @@ def custom_train_step(job: Job):
 
     x, y = linear(job, 3)
     model = job.make(build)
-    options = {"epochs": 2, "shuffle": False, "verbose": 0}
-    told = model.fit(*job.shard([x, y]), batch_size=BATCH, **options).history
+    options = {"epochs": 2, "verbose": 0}
+    told = model.fit(training.rows(job.shard([x, y])), **options).history
     job.equal(told)
     job.assert_replicas(model)
     assert told["error"][-1] < told["error"][0]
@@ -216,7 +217,7 @@ def custom_train_step(job: Job):
 
         def one_process():
             model = build()
-            return model.fit(x, y, batch_size=BATCH * job.size, **options).history
+            return model.fit(training.rows([x, y], BATCH * job.size), **options).history
 
         job.afterwards(one_process, lambda expected: close(told, expected))
 
@@ -244,7 +245,7 @@ def logs_without_metrics_are_averaged(job: Job):
 
     model = job.make(build)
     rows = linear(job, 1)
-    told = model.fit(*job.shard(rows), batch_size=BATCH, verbose=0).history
+    told = model.fit(training.rows(job.shard(rows)), verbose=0).history
     assert job.equal(told) == {"rank": [0.5], "deep": [1.5], "three": [3.0]}
     job.equal(model.get_weights())
     own = [array[:BATCH] if job.rank == 0 else array[BATCH : BATCH + 3] for array in rows]
