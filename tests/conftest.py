@@ -72,6 +72,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     children.mark_environment()
+    # As beside TensorFlow (below): it took 3 % of what servers and clients of one process take.
+    gc.set_threshold(*children.GARBAGE)
     # A shell ignores Control-C for what it starts in the background, and children inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `tf-hips` says to a wrong command line: one line, exit code 2."""
 
+import argparse
 import datetime
 import re
 import signal
@@ -450,6 +451,20 @@ def test_the_command_starts_without_tensorflow() -> None:
         "sys.exit(any(name in sys.modules for name in ('tensorflow', 'keras', 'grpc', 'horovod')))"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+
+
+def test_a_command_that_is_declared_alone_is_as_beside_all_others() -> None:
+    def helps(parser: argparse.ArgumentParser) -> dict[str, str]:
+        commands = next(one for one in parser._actions if one.dest == "command")
+        return {name: one.format_help() for name, one in dict(commands.choices or {}).items()}
+
+    whole = helps(cli.make_parser())
+    assert list(whole) == list(cli._COMMANDS)
+    assert helps(cli.make_parser("no such command")) == whole
+    for name, text in whole.items():
+        alone = helps(cli.make_parser(name))
+        assert len(alone) < len(whole)
+        assert alone[name] == text
 
 
 def test_info_has_a_line_for_everything() -> None:

@@ -31,7 +31,7 @@ sys.exit(main({arguments!r}))
     ("home", "arguments", "others", "first"),
     [
         ("tf_hips.cli", ["info"], ("tf_hips.cli.", "tf_hips.errors"), "tf_hips.cli.arguments"),
-        ("tf_hips.cli", ["info"], ("tf_hips.cli.train",), "tf_hips.cli.train"),
+        ("tf_hips.cli", ["info"], ("tf_hips.cli.info",), "tf_hips.cli.info"),
         ("tf_hips.cli", ["info"], ("rich",), "rich"),
         ("compll.cli", ["includes"], ("compll.commands", "numpy"), "compll.commands"),
         ("compll.cli", ["includes"], ("numpy",), "numpy"),

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import launched
 from tests.support.eventually import eventually
 from tf_hips import config
 from tf_hips.cli.party import start_local_workers
@@ -40,15 +41,9 @@ print(json.dumps({
 """
 
 
-def party(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tf_hips.cli", "party", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-        env={**os.environ, **environment},
-    )
+def party(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Its workers begin at once; see `launched`."""
+    return launched.run(["party", *arguments], timeout=30, env={**os.environ, **environment})
 
 
 @pytest.fixture
@@ -241,7 +236,14 @@ def test_an_error_in_a_round_is_one_line(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)  # that of these tests
     script = tmp_path / "train.py"
     script.write_text(IN_A_ROUND)
-    done = party("--", str(script), TF_NUM_INTRAOP_THREADS="1")
+    done = subprocess.run(  # as users start it, with all that TensorFlow says while it is loaded
+        [sys.executable, "-m", "tf_hips.cli", "party", "--", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+        env={**os.environ, "TF_NUM_INTRAOP_THREADS": "1"},
+    )
     assert done.returncode == 1
     of_worker = [line for line in done.stderr.splitlines() if line.startswith("[local/worker0] ")]
     assert len(of_worker) == 1, done.stderr

@@ -2,12 +2,11 @@
 """`tf-hips run --intra ps`: a server for each party, and workers that are single processes."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support import launched, ranks
 from tf_hips import log
 from tf_hips.cli import arguments, party_servers, run
 
@@ -40,25 +39,8 @@ def test_workers_train_through_the_servers_of_their_parties(tmp_path: Path, part
     script = tmp_path / "train.py"
     script.write_text(TRAIN)
     logs = tmp_path / "logs"
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "tf_hips.cli", "run", "--parties", str(parties)),
-            *(
-                "--workers",
-                "2",
-                "--intra",
-                "ps",
-                "--log-dir",
-                str(logs),
-                str(script),
-                str(tmp_path),
-            ),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
+    line = f"run --parties {parties} --workers 2 --intra ps --log-dir {logs} {script} {tmp_path}"
+    done = launched.run(line.split(), timeout=110, zygote=ranks.the_zygote())
     assert done.returncode == 0, done.stderr + done.stdout
     told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2 * parties)]
     assert all(one == told[0] for one in told)
@@ -105,17 +87,13 @@ def test_one_rule_over_the_workers_of_all_parties(tmp_path: Path) -> None:
     """One of six trains on other labels, and the model is that of the others."""
     script = tmp_path / "train.py"
     script.write_text(SKETCHED)
-    command = [sys.executable, "-m", "tf_hips.cli", "run", "--parties", "2", "--workers", "3"]
-    done = subprocess.run(
+    done = launched.run(
         [
-            *command,
-            *("--intra", "ps", "--rule", "sketched(k=64) >> krum(f=1)"),
-            *(str(script), str(tmp_path)),
+            *("run", "--parties", "2", "--workers", "3", "--intra", "ps"),
+            *("--rule", "sketched(k=64) >> krum(f=1)", str(script), str(tmp_path)),
         ],
-        capture_output=True,
-        text=True,
         timeout=230,
-        check=False,
+        zygote=ranks.the_zygote(),
     )
     assert done.returncode == 0, done.stderr + done.stdout
     told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(6)]
@@ -131,15 +109,13 @@ def test_parties_keep_step_inside_and_not_with_each_other(tmp_path: Path) -> Non
     """An asynchronous rule of the global server: HiPS's dist_async."""
     script = tmp_path / "train.py"
     script.write_text(TRAIN.replace("keras.optimizers.Adam(0.01)", "keras.optimizers.SGD(1.0)"))
-    done = subprocess.run(
+    done = launched.run(
         [
-            *(sys.executable, "-m", "tf_hips.cli", "run", "--parties", "2", "--workers", "2"),
-            *("--intra", "ps", "--rule", "asgd(learning_rate=0.02)", str(script), str(tmp_path)),
+            *("run", "--parties", "2", "--workers", "2", "--intra", "ps"),
+            *("--rule", "asgd(learning_rate=0.02)", str(script), str(tmp_path)),
         ],
-        capture_output=True,
-        text=True,
         timeout=170,
-        check=False,
+        zygote=ranks.the_zygote(),
     )
     assert done.returncode == 0, done.stderr + done.stdout
     told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(4)]
@@ -194,13 +170,8 @@ def test_workers_train_through_robust_servers_of_their_parties(tmp_path: Path) -
     script.write_text(TRAIN.replace('="fp16")', '="fp16", robust_local="krum(0)")'))
     logs = tmp_path / "logs"
     line = "run --parties 1 --workers 3 --intra ps --rule mean --robust-local krum(f=0) --log-dir"
-    done = subprocess.run(
-        [sys.executable, "-m", "tf_hips.cli", *line.split(), str(logs), str(script), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=170,
-        check=False,
-    )
+    words = [*line.split(), str(logs), str(script), str(tmp_path)]
+    done = launched.run(words, timeout=170, zygote=ranks.the_zygote())
     assert done.returncode == 0, done.stderr + done.stdout
     told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)]
     assert all(one == told[0] for one in told)

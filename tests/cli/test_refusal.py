@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import forked, launched, ranks
 from tests.support.eventually import eventually
 from tf_hips.cli import certs
 from tf_hips.config import Tls
@@ -64,27 +65,31 @@ def identity(folder: Path, name: str) -> list[str]:
 
 
 @pytest.fixture
-def server(certificates: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
+def server(certificates: Path, tmp_path: Path) -> Iterator[forked.Program]:
+    process = forked.Program(
         [
             *(*COMMAND, "server", "--parties", "west", "--run", "r1", "--bind", "127.0.0.1:0"),
             *("--compression", "onebit", "--announce", str(tmp_path / "address")),
             *identity(certificates, "global-server-hub"),
         ],
         stderr=subprocess.PIPE,
-        text=True,
     )
     try:
 
         def has_started() -> bool:
-            assert process.poll() is None, process.communicate()[1]
+            assert process.poll() is None, said(process)
             return (tmp_path / "address").exists()
 
         eventually(has_started, 30.0, "the server did not start")
         yield process
     finally:
         process.kill()
-        process.communicate()
+        process.wait()
+
+
+def said(server: forked.Program) -> str:
+    assert server.stderr is not None
+    return str(server.stderr.read())
 
 
 def party(
@@ -93,16 +98,14 @@ def party(
     script = folder / "program.py"
     script.write_text(program)
     address = (folder / "address").read_text().strip()
-    return subprocess.run(
+    return launched.run(
         [
-            *(*COMMAND, "party", "--server", address, "--site", name, "--run", "r1"),
+            *("party", "--server", address, "--site", name, "--run", "r1"),
             *identity(pem, f"party-{name}"),
             *("--", str(script), compression),
         ],
-        capture_output=True,
-        text=True,
         timeout=60,
-        check=False,
+        zygote=ranks.the_zygote() if program == TRAIN else None,
     )
 
 
@@ -116,7 +119,7 @@ def party(
     ],
 )
 def test_a_server_refuses_and_goes_on(
-    server: subprocess.Popen[str], certificates: Path, tmp_path: Path, program: str
+    server: forked.Program, certificates: Path, tmp_path: Path, program: str
 ) -> None:
     impostor = party(tmp_path, certificates, "east", "onebit")
     assert impostor.returncode == 1
@@ -137,8 +140,7 @@ def test_a_server_refuses_and_goes_on(
 
     assert server.poll() is None
     server.send_signal(signal.SIGTERM)
-    _, errors = server.communicate(timeout=20)
-    assert server.returncode == 0, errors
+    assert server.wait(20) == 0, said(server)
 
 
 @pytest.mark.heavy
@@ -168,9 +170,7 @@ def test_a_certificate_of_another_site_is_refused_before_anything_starts(
         given += [one.replace("--", "--uplink-") for one in held]
     else:
         given += [*held, "--", str(script)]
-    done = subprocess.run(
-        [*COMMAND, *given], capture_output=True, text=True, timeout=30, check=False
-    )
+    done = forked.run([*COMMAND, *given], timeout=30)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         f"tf-hips {options[0]}: error: {wanted}: the site is what --site says. Received: "

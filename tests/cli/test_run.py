@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support import forked, launched
 from tests.support.eventually import eventually
 
 # Seconds from a worker's end to the end of the job; and for TensorFlow to load and train steps.
@@ -62,27 +63,33 @@ time.sleep(300)
 """
 
 
-def start(folder: Path, program: str, failing_rank: int) -> subprocess.Popen[str]:
+def start(
+    folder: Path, program: str, failing_rank: int, *, is_real: bool
+) -> "subprocess.Popen[str] | forked.Program":
+    """The launcher; one that is not real is one of `launched`."""
     script = folder / "program.py"
     script.write_text(program)
     temporary = folder / "tmp"
     temporary.mkdir()
-    return subprocess.Popen(
-        [
-            *(sys.executable, "-m", "tf_hips.cli", "run", "--parties", "2", "--workers", "1"),
-            *(str(script), str(folder), str(failing_rank)),
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "TMPDIR": str(temporary)},
-    )
+    words = ["run", "--parties", "2", "--workers", "1", str(script), str(folder), str(failing_rank)]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    if not is_real:
+        return forked.Program(launched.command(words), **streams, env=environment)
+    command = [sys.executable, "-m", "tf_hips.cli", *words]
+    return subprocess.Popen(command, **streams, text=True, env=environment)
 
 
-def wait_for_pid(path: Path, job: subprocess.Popen[str]) -> int:
+def printed(job: "subprocess.Popen[str] | forked.Program") -> str:
+    """All that a job that has ended has printed, which is less than a pipe takes."""
+    assert job.stdout is not None
+    return str(job.stdout.read())
+
+
+def wait_for_pid(path: Path, job: "subprocess.Popen[str] | forked.Program") -> int:
     def is_there() -> bool:
         if job.poll() is not None:
-            pytest.fail(f"the job ended with {job.returncode}:\n{job.communicate()[0]}")
+            pytest.fail(f"the job ended with {job.returncode}:\n{printed(job)}")
         return path.exists() and path.read_text().endswith("\n")
 
     eventually(is_there, START_WITHIN_S, "no step within the deadline")
@@ -100,14 +107,16 @@ def wait_for_pid(path: Path, job: subprocess.Popen[str]) -> int:
     ],
 )
 def test_when_a_worker_fails_all_end_and_it_is_named(tmp_path: Path, kind: str) -> None:
-    job = start(tmp_path, *((TRAIN, 1) if kind == "raises in fit" else (JOIN, -1)))
+    program = (TRAIN, 1) if kind == "raises in fit" else (JOIN, -1)
+    job = start(tmp_path, *program, is_real=kind != "raises")
     try:
         pids = [wait_for_pid(tmp_path / str(rank), job) for rank in range(2)]
         processes = [psutil.Process(job.pid), *psutil.Process(job.pid).children(recursive=True)]
         if kind != "raises in fit":
             assert {process.pid for process in processes} > {job.pid, *pids}, "the server is there"
             os.kill(pids[1], signal.SIGKILL if kind == "killed" else signal.SIGUSR1)
-        output, _ = job.communicate(timeout=END_WITHIN_S)
+        job.wait(END_WITHIN_S)
+        output = printed(job)
     finally:
         job.kill()
     reason, code = ("killed by SIGKILL", 137) if kind == "killed" else ("exit code 1", 1)

@@ -329,7 +329,7 @@ int main(int argc, char**) {
   const tf_hips::LowRank factors = {basis.data(), right.data(), rows, columns, rank};
   tf_hips::LowRankProduct(factors, parallel, product.data());
   tf_hips::LowRankRest(factors, matrix.data(), parallel, rest.data());
-  for (auto* values : {&basis, &product, &rest}) {
+  for (auto* values : {&matrix, &left, &right, &basis, &product, &rest}) {
     std::fwrite(values->data(), 4, values->size(), stdout);
   }
 }
@@ -338,24 +338,40 @@ int main(int argc, char**) {
 
 @pytest.mark.timeout(240)
 def test_all_processors_and_threads_make_the_same_bits(tmp_path: Path) -> None:
+    import tensorflow as tf
+
+    from tf_hips.ops import library
+
     source = tmp_path / "program.cc"
     source.write_text(_PROGRAM, encoding="utf-8")
-    made = set()
-    # As in the libraries, chosen by the processor; what an old processor has, in other loops.
-    for number, flags in enumerate((["-O3"], ["-O1", "-DTF_HIPS_NO_CLONES"])):
-        program = tmp_path / f"program{number}"
-        command = ["g++", "-std=c++17", "-ffp-contract=off", *flags, "-I", str(ROOT)]
-        sources = [str(source), str(ROOT / "tf_hips/cc/tf/low_rank.cc")]
-        subprocess.run([*command, *sources, "-o", str(program)], check=True, timeout=60)
-        for order in ([], ["backwards"]):
-            run = subprocess.run(
-                [str(program), *order], check=True, capture_output=True, timeout=60
-            )
-            made.add(run.stdout)
+    program = tmp_path / "program"
+    # What an old processor has, in other loops.
+    flags = ["-std=c++17", "-ffp-contract=off", "-O1", "-DTF_HIPS_NO_CLONES", "-I", str(ROOT)]
+    sources = [str(source), str(ROOT / "tf_hips/cc/tf/low_rank.cc")]
+    subprocess.run(["g++", *flags, *sources, "-o", str(program)], check=True, timeout=60)
+    made = {
+        subprocess.run([str(program), *order], check=True, capture_output=True, timeout=60).stdout
+        for order in ([], ["backwards"])
+    }
     assert len(made) == 1
     values = np.frombuffer(made.pop(), np.float32)
+    shapes = [(9001, 83), (9001, 5), (83, 5), (9001, 5), (9001, 83), (9001, 83)]
+    cuts = np.cumsum([rows * columns for rows, columns in shapes])
+    assert len(values) == cuts[-1]
     assert np.isfinite(values).all()
-    assert len(values) == 9001 * 5 + 2 * 9001 * 83
+    matrix, left, right, *expected = (
+        part.reshape(shape) for part, shape in zip(np.split(values, cuts[:-1]), shapes, strict=True)
+    )
+    # What the library has for this processor, by TensorFlow's threads.
+    ops = library.ops(tf)
+    basis = ops.tf_hips_orthonormal(matrix=left, step=0, seed=77, tensor_id=0)
+    found = [
+        basis,
+        ops.tf_hips_low_rank_product(left=basis, right=right),
+        ops.tf_hips_low_rank_rest(matrix=matrix, left=basis, right=right),
+    ]
+    for one, bits in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one.numpy().view(np.uint32), bits.view(np.uint32))
 
 
 def _without_memory() -> None:

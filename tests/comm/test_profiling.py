@@ -24,14 +24,15 @@ def test_ranks_measure_and_plan_together(tmp_path: Path) -> None:
     from tf_hips.ops.compressor import CHUNK
 
     rank = primitives.rank()
-    # A sixth of the elements: enough for a slope.
-    profiling._CALLS = ((16, 1 << 10), (4, CHUNK))
-    profiling._DECODED = ((16, 1 << 10), (1, 4 * CHUNK))
-    profiling._MERGES = ((16, 1 << 10, 2), (1, CHUNK, 2), (1, CHUNK, 4))
+    # A twelfth of the elements: enough for a slope.
+    profiling._CALLS = ((8, 1 << 10), (2, CHUNK))
+    profiling._DECODED = ((8, 1 << 10), (1, 2 * CHUNK))
+    profiling._MERGES = ((8, 1 << 10, 2), (1, CHUNK, 2), (1, CHUNK, 4))
+    profiling._COPIES = ((8, 1 << 10), (2, CHUNK))
     # Clocks that differ: rank 1 believes that everything takes no time, and would go on for ever.
     if rank == 1:
         time.perf_counter = lambda: 0.0
-    profile = profiling.measure(CANDIDATES, 0.5)
+    profile = profiling.measure(CANDIDATES, 0.2)
     everyone = primitives.gather_objects(repr(profile), "profiles")
     assert everyone[0] == everyone[1]
     assert profile.num_ranks == profile.ranks_per_host == 2

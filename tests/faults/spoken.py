@@ -15,6 +15,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from tests.support.forked import Program
+
 DEADLINE_S = 90.0
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,15 +31,13 @@ class Spoken:
     def __init__(self, module: str, order: dict[str, Any], log: Path) -> None:
         self._log = log
         with log.open("ab") as errors:
-            self.process = subprocess.Popen(
+            self.process = Program(
                 [sys.executable, "-m", module, json.dumps(order)],
                 cwd=ROOT,
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                text=True,
-                bufsize=1,
             )
         self._said: list[dict[str, Any]] = []
         self._heard = threading.Condition()

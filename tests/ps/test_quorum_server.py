@@ -16,10 +16,11 @@ import pytest
 
 from tests.faults.job import Spoken
 from tests.faults.training import Setting
-from tests.ps.parties import DEADLINE_S, SHAPES, Party, parties, serving, together
+from tests.ps.parties import DEADLINE_S, SHAPES, Party, noise, parties, serving, together
 from tests.ps.trees import SHAPES as TREE_SHAPES
 from tests.ps.trees import Node, addresses_of, leaves_of
 from tests.support.certs import Certificates
+from tests.support.forked import Program
 from tf_hips import cli
 from tf_hips.config import Uplink
 from tf_hips.errors import PeerError, TfHipsError
@@ -167,8 +168,7 @@ def test_a_party_server_has_a_quorum_of_its_own(certificates: Certificates) -> N
             packet = found[at : at + size]
             rows = []
             for one in (a, b, e):
-                generator = np.random.default_rng((one.child, 1))
-                tensors = [generator.standard_normal(n, np.float32) for n in one.sizes]
+                tensors = noise(one.child, 1, one.sizes)
                 rows.append(tensors[chunk.tensor][chunk.offset :][: chunk.size])
             total = (rows[0] + rows[1]) * np.float32(2.0) + rows[2]
             np.testing.assert_array_equal(native.decode(fp32, packet, chunk.size), total)
@@ -195,8 +195,7 @@ def test_a_party_server_that_is_gone_is_one_child(certificates: Certificates) ->
         low.stop(0.0)
         [result] = e.train(1, 1)  # what is left of the run goes on
         fp32 = compressors.parse("fp32")
-        generator = np.random.default_rng((e.child, 1))
-        own = np.concatenate([generator.standard_normal(n, np.float32) for n in e.sizes])
+        own = np.concatenate(noise(e.child, 1, e.sizes))
         model = Model(tuple(tuple(shape) for shape in TREE_SHAPES))
         sizes = model.packet_bytes(fp32)
         parts = np.split(np.frombuffer(result, np.uint8), np.cumsum(sizes)[:-1])
@@ -320,7 +319,7 @@ def test_below_quorum_everybody_hears_it_and_the_server_exits(tmp_path: Path) ->
     options = ["--parties", "a,b,c", "--insecure", "--bind", "127.0.0.1:0"]
     options += ["--quorum", "2", "--below-quorum-s", "0.5", "--announce", str(tmp_path / "at")]
     program = [sys.executable, "-m", "tf_hips.cli", "server", *options]
-    process = subprocess.Popen(program, stderr=subprocess.PIPE, text=True)
+    process = Program(program, stderr=subprocess.PIPE)
     try:
         stream = process.stderr
         assert stream is not None

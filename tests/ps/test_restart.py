@@ -29,6 +29,7 @@ from tests.ps.parties import (
 )
 from tests.support.certs import Certificates
 from tests.support.eventually import eventually
+from tests.support.forked import Program, run
 from tf_hips import log
 from tf_hips.errors import ConfigError, PeerError, StateError
 from tf_hips.ps.disk import journal as journals
@@ -60,7 +61,7 @@ class ServerProcess:
         self.lines: list[str] = []
         self.is_eager = False
         self.is_once = True
-        self.process: subprocess.Popen[str] | None = None
+        self.process: Program | None = None
         self._drain: threading.Thread | None = None
 
     def command(self, *more: str) -> list[str]:
@@ -80,10 +81,9 @@ class ServerProcess:
 
     def start(self) -> None:
         """Returns when it listens."""
-        self.process = subprocess.Popen(
+        self.process = Program(
             self.command("--bind", self.address, "--log-dir", str(self.logs)),
             stderr=subprocess.PIPE,
-            text=True,
         )
         assert self.process.stderr is not None
         for line in self.process.stderr:
@@ -282,9 +282,7 @@ def test_a_full_disk_ends_the_run_for_all_in_one_line(server: ServerProcess) -> 
 
 
 def test_a_second_server_on_the_folder_is_refused_in_one_line(server: ServerProcess) -> None:
-    done = subprocess.run(
-        server.command("--bind", "127.0.0.1:0"), capture_output=True, text=True, timeout=DEADLINE_S
-    )
+    done = run(server.command("--bind", "127.0.0.1:0"), timeout=DEADLINE_S)
     assert done.returncode == 1
     lines = [line for line in done.stderr.splitlines() if "error" in line]
     assert lines == done.stderr.splitlines()

@@ -17,6 +17,7 @@ from tests.ps.parties import (
     SITES,
     Party,
     expected_rounds,
+    noise,
     parties,
     serving,
     together,
@@ -63,9 +64,7 @@ def test_small_tensors_travel_as_fp16_both_ways(certificates: Certificates) -> N
             packet = np.frombuffer(one, np.uint8)[start : start + fp16.wire_bytes(8)]
             total = np.zeros(8, np.float32)
             for child in range(2):
-                generator = np.random.default_rng((child, number))
-                generator.standard_normal(sizes[0], np.float32)
-                own = generator.standard_normal(8, np.float32)
+                _, own = noise(child, number, sizes[:2])
                 total += own.astype(np.float16).astype(np.float32)
             np.testing.assert_array_equal(
                 native.decode(fp16, packet, 8), total.astype(np.float16).astype(np.float32)
@@ -191,14 +190,8 @@ def test_a_large_model_streams_in_both_directions(certificates: Certificates) ->
                 )
             ]
         )
-        total = np.concatenate(
-            [
-                sum(generator.standard_normal(size, np.float32) for generator in generators)
-                for generators in [[np.random.default_rng((child, 1)) for child in (0, 1)]]
-                for size in (3 * CHUNK + 7, 5)
-            ]
-        )
-        np.testing.assert_array_equal(values, total)
+        first, second = (np.concatenate(noise(one, 1, (3 * CHUNK + 7, 5))) for one in (0, 1))
+        np.testing.assert_array_equal(values, first + second)
 
 
 def test_bytes_are_measured_and_the_overhead_is_small(certificates: Certificates) -> None:

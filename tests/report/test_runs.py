@@ -6,12 +6,12 @@ import dataclasses
 import itertools
 import json
 import re
-import subprocess
 import sys
 import xml.dom.minidom
 
 import pytest
 
+from tests.support import forked
 from tf_hips import log
 from tf_hips.errors import ConfigError
 from tf_hips.report import figures, page, runs, trees
@@ -495,13 +495,7 @@ def test_the_commands(tmp_path):
     write_tree(tmp_path / "more/host2/cpu", accuracy=False)
 
     def run(*words, code=0):
-        done = subprocess.run(
-            [sys.executable, "-m", "tf_hips.cli", *words],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=50,
-        )
+        done = forked.run([sys.executable, "-m", "tf_hips.cli", *words], cwd=tmp_path, timeout=50)
         assert done.returncode == code, done.stderr
         return done.stdout if code == 0 else done.stderr
 

@@ -3,10 +3,11 @@
 
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from tests.support import launched, ranks
 
 KERAS = "import keras\nimport tf_hips\n"
 PRELUDE = """
@@ -24,7 +25,7 @@ def once(name):
 
 
 def kill_server():
-    [server] = [one for one in psutil.Process(os.getppid()).children() if "server" in one.cmdline()]
+    [server] = [one for one in psutil.Process(os.getppid()).children() if one.name() == "server"]
     server.kill()
 """
 """Before a script: `folder`, `once(name)` (true once in a run that is disturbed), `kill_server`."""
@@ -37,6 +38,7 @@ def launch(
     parties: int = 2,
     options: Sequence[str] = (),
     timeout_s: float = 150,
+    uses_tensorflow: bool = True,
 ) -> tuple[int, str]:
     """Runs a script as parties of one worker each; the exit code, and all that was printed.
 
@@ -47,24 +49,22 @@ def launch(
         parties: how many.
         options: of `tf-hips run`.
         timeout_s: seconds that it may take.
+        uses_tensorflow: whether the script does.
     """
     folder.mkdir(exist_ok=True)
     (folder / "train.py").write_text(script)
-    done = subprocess.run(
+    done = launched.run(
         [
-            *(sys.executable, "-m", "tf_hips.cli", "run"),
-            *("--parties", str(parties), "--workers", "1", *options),
+            *("run", "--parties", str(parties), "--workers", "1", *options),
             *(str(folder / "train.py"), str(folder), *arguments),
         ],
-        capture_output=True,
-        text=True,
         timeout=timeout_s,
-        check=False,
         env={
             **os.environ,
             "PYTHONPATH": os.pathsep.join(sys.path),  # with the tests
             "TF_NUM_INTRAOP_THREADS": "1",
         },
+        zygote=ranks.the_zygote() if uses_tensorflow else None,
     )
     return done.returncode, done.stdout + done.stderr
 
@@ -91,7 +91,10 @@ def train(
     """
     options = ("--server", "--log-dir", str(folder / "logs"), *options)
     code, printed = launch(
-        folder, imports + PRELUDE + script, how, *arguments, parties=parties, options=options
+        *(folder, imports + PRELUDE + script, how, *arguments),
+        parties=parties,
+        options=options,
+        uses_tensorflow=bool(imports),
     )
     assert code == 0, printed
     ends = re.findall(r"^\[party\d/worker0\] END (.*)$", printed, re.MULTILINE)

@@ -9,6 +9,7 @@ Exit codes: 0, 2 for a wrong command line, 1 for other errors of the command its
 failing child's own (78 where no restart would heal its error), and 128 + signal.
 """
 
+import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,29 @@ if TYPE_CHECKING:
     from tf_hips.cli import arguments
 
 __all__ = ["main", "make_parser"]
+
+# The module of each command, in the order of the help.
+_COMMANDS = {
+    "run": "run",
+    "party": "party",
+    "server": "server",
+    "state-server": "state_server",
+    "status": "status",
+    "certs": "certs",
+    "sync": "cluster",
+    "up": "cluster",
+    "down": "cluster",
+    "deploy": "deploy",
+    "profile": "profile",
+    "plan": "plan",
+    "train": "train",
+    "evaluate": "evaluate",
+    "data": "data",
+    "summary": "report",
+    "report": "report",
+    "simulate": "simulate",
+    "info": "info",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -29,29 +53,16 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     sys.exit(code)
 
 
-def make_parser() -> "arguments.Parser":
-    """The command line, with all sub-commands."""
+def make_parser(command: str | None = None) -> "arguments.Parser":
+    """The command line.
+
+    Args:
+        command: the sub-command that is wanted: others need not be declared. None, or one that
+            does not exist: all of them are.
+    """
     # All of it is imported here, where `main` catches Ctrl-C.
     import tf_hips
-    from tf_hips.cli import (
-        arguments,
-        certs,
-        cluster,
-        data,
-        deploy,
-        evaluate,
-        info,
-        party,
-        plan,
-        profile,
-        report,
-        run,
-        server,
-        simulate,
-        state_server,
-        status,
-        train,
-    )
+    from tf_hips.cli import arguments
 
     parser = arguments.Parser(
         prog="tf-hips",
@@ -61,20 +72,20 @@ def make_parser() -> "arguments.Parser":
     )
     parser.add_argument("--version", action="version", version=f"tf-hips {tf_hips.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (
-        *(run, party, server, state_server, status, certs, cluster, deploy, profile, plan),
-        *(train, evaluate, data, report, simulate, info),
-    ):
-        module.add(commands)
+    # What all of them import takes a third of the start of a command.
+    homes = {_COMMANDS[command]} if command in _COMMANDS else dict.fromkeys(_COMMANDS.values())
+    for home in homes:
+        importlib.import_module(f"tf_hips.cli.{home}").add(commands)
     return parser
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    parser = make_parser()
+    words = sys.argv[1:] if argv is None else argv
+    parser = make_parser(words[0] if words else None)
     from tf_hips.cli.arguments import UsageError
     from tf_hips.errors import TfHipsError, packages_wanted
 
-    options = parser.parse_args(argv)
+    options = parser.parse_args(words)
     try:
         with packages_wanted(f"tf-hips {options.command}"):
             code: int = options.run(options)
