@@ -189,7 +189,8 @@ def site(folder: Path, options: list[str], script: str) -> Site:
     (folder / "job").mkdir()
     (folder / "job" / "train.py").write_text(script)
     program = folder / "tf-hips"
-    program.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m tf_hips.cli "$@"\n')
+    begin = f"#!/bin/sh\nexport OPENBLAS_NUM_THREADS=1 PYTHONPATH={ROOT}\n"
+    program.write_text(f'{begin}exec {sys.executable} -m tf_hips.cli "$@"\n')
     program.chmod(0o755)
     one, two = folder / "one", folder / "two"
     (folder / "cluster.yaml").write_text(
