@@ -170,7 +170,7 @@ def test_machine_code_equals_the_reference():
     program = compll.compile_text(CODEC, "turned")
     for block in (16, 128, 1024):
         reference, codec = compll.Reference(program, block=block), compiled(program, block=block)
-        for n in (*SIZES, 200_003) if block == 128 else SIZES:
+        for n in SIZES:
             for kind, x in gradients(n).items():
                 if n > 3000 and kind != "plain":
                     continue
