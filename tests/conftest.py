@@ -72,8 +72,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     children.mark_environment()
-    # As beside TensorFlow (below): it took 3 % of what servers and clients of one process take.
-    gc.set_threshold(*children.GARBAGE)
     # A shell ignores Control-C for what it starts in the background, and children inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -172,7 +170,6 @@ def _large_imports_are_not_garbage(pytestconfig: pytest.Config) -> None:
     if "keras" in sys.modules and not pytestconfig.stash.get(_is_frozen, False):
         gc.collect()
         gc.freeze()
-        gc.set_threshold(*children.GARBAGE)
         pytestconfig.stash[_is_frozen] = True
 
 

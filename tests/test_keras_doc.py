@@ -3,7 +3,13 @@
 
 import ast
 import re
+import runpy
+import textwrap
 from pathlib import Path
+
+import pytest
+
+from tests.support.ranks import start_alone
 
 _ROOT = Path(__file__).resolve().parents[1]
 _STATUSES = {"works", "differs", "refused"}
@@ -63,3 +69,29 @@ def test_what_shows_a_line_exists_and_no_feature_is_left_out():
         named |= set(names)
     missing = features - named
     assert not missing, f"docs/keras-tests.md has no row for: {', '.join(sorted(missing))}"
+
+
+@pytest.mark.tf
+def test_the_custom_loop_runs_as_one_worker(tmp_path):
+    page = (_ROOT / "docs" / "keras.md").read_text()
+    [block] = re.findall(
+        r"^### Custom loops\n\n```python\n(.*?)```", page, re.MULTILINE | re.DOTALL
+    )
+    made = """
+        import keras, numpy as np, tensorflow as tf, tf_hips
+
+        def make_model():
+            return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+
+        xs = np.random.default_rng(0).standard_normal((64, 4)).astype(np.float32)
+        ys = xs.sum(axis=1, keepdims=True)
+        strategy = tf_hips.CompressedRing()
+        """
+    told = "print('steps:', int(optimizer.iterations), 'loss:', float(loss))\n"
+    (tmp_path / "loop.py").write_text(f"{textwrap.dedent(made)}\n{block}\n{told}")
+    assert "steps: 2 loss: " in start_alone(run_loop, tmp_path, deadline_s=50)
+
+
+def run_loop():
+    """In a process that has TensorFlow already."""
+    runpy.run_path("loop.py", run_name="__main__")

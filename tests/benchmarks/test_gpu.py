@@ -30,7 +30,7 @@ from tests.robust import emulated
 from tests.robust.test_kernels import rows_of
 from tf_hips.ops import native_robust
 
-pytestmark = pytest.mark.heavy  # runs of g++ where the cache is empty
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(180)]  # runs of g++ where nothing is cached
 
 ROOT = machine.ROOT
 

@@ -73,6 +73,12 @@ def renamed(texts: Mapping[Key, str], name: str) -> dict[Key, compll.Program]:
     }
 
 
+def in_one_library(texts: Mapping[Key, str], name: str) -> tuple[dict[Key, compll.Program], Path]:
+    """The programs of `renamed`, and the library of all."""
+    programs = renamed(texts, name)
+    return programs, together(programs.values())
+
+
 def gradients(n: int) -> dict[str, np.ndarray]:
     """Vectors of n elements that codecs must survive."""
     rng = np.random.default_rng(n)

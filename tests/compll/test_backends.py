@@ -25,9 +25,8 @@ from tests.compll.support import (
     compiled,
     encoder,
     gradients,
-    renamed,
+    in_one_library,
     spec,
-    together,
 )
 
 pytestmark = pytest.mark.heavy  # some twenty runs of g++ where the cache is empty
@@ -248,8 +247,7 @@ PROGRAMS["noise"] = (
 @functools.cache
 def small():
     """PROGRAMS, and the library of all."""
-    programs = renamed({name: encoder(body) for name, body in PROGRAMS.items()}, "foo")
-    return programs, together(programs.values())
+    return in_one_library({name: encoder(body) for name, body in PROGRAMS.items()}, "foo")
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

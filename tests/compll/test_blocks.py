@@ -20,8 +20,7 @@ from tests.compll.support import (
     compiled,
     encoder,
     gradients,
-    renamed,
-    together,
+    in_one_library,
 )
 
 pytestmark = pytest.mark.heavy  # runs of g++ where the cache is empty
@@ -182,8 +181,7 @@ PROGRAMS = {
 @functools.cache
 def small():
     """PROGRAMS, and the library of all."""
-    programs = renamed({name: encoder(body) for name, body in PROGRAMS.items()}, "foo")
-    return programs, together(programs.values())
+    return in_one_library({name: encoder(body) for name, body in PROGRAMS.items()}, "foo")
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -14,7 +14,7 @@ import compll
 from tests.compll.differential import check_cpp, check_cuda, compiled_program, has_cuda, shrink
 from tests.compll.generated_integers import generate_integers
 from tests.compll.generated_programs import VALUES, generate
-from tests.compll.support import renamed, together
+from tests.compll.support import in_one_library
 from tests.fuzz import programs
 
 pytestmark = pytest.mark.heavy  # runs of g++ where the cache is empty
@@ -48,8 +48,7 @@ def made(seed):
 @functools.cache
 def quick():
     """Programs of SEEDS, and the library of all."""
-    found = renamed({seed: made(seed).text for seed in SEEDS}, "made")
-    return found, together(found.values())
+    return in_one_library({seed: made(seed).text for seed in SEEDS}, "made")
 
 
 @pytest.mark.parametrize("seed", SEEDS)

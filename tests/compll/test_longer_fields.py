@@ -13,7 +13,7 @@ from compll.ir.types import INT
 from compll.ir.walk import walk
 from compll.source import Span
 from tests.compll.differential import check_cpp
-from tests.compll.support import encoder, renamed, together
+from tests.compll.support import encoder, in_one_library
 
 pytestmark = pytest.mark.heavy  # runs of g++ where the cache is empty
 
@@ -44,8 +44,7 @@ LAST = ("low[i] ? -size : size", "low[i] ? -0.5 : 0.5", "turned[i ^ 3]")
 @functools.cache
 def programs():
     """LONGER with each of LAST, and the library of all."""
-    found = renamed({last: LONGER.replace("LAST", last) for last in LAST}, "longer")
-    return found, together(found.values())
+    return in_one_library({last: LONGER.replace("LAST", last) for last in LAST}, "longer")
 
 
 @pytest.mark.parametrize("last", LAST)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import compll
-from tests.compll.support import compiled, encoder, gradients, renamed, together
+from tests.compll.support import compiled, encoder, gradients, in_one_library
 
 pytestmark = pytest.mark.heavy  # runs of g++ where the cache is empty
 
@@ -75,8 +75,7 @@ def quantisers():
         name: QUANTISER.format(**{**PLAIN, **changes}) for name, (changes, _) in QUANTISERS.items()
     }
     texts = {name: PARAMS + encoder(body, ", int bits, int size") for name, body in bodies.items()}
-    programs = renamed(texts, "foo")
-    return programs, together(programs.values())
+    return in_one_library(texts, "foo")
 
 
 @pytest.mark.parametrize("name", QUANTISERS)

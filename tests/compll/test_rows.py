@@ -17,8 +17,7 @@ from tests.compll.support import (
     compiled,
     encoder,
     gradients,
-    renamed,
-    together,
+    in_one_library,
 )
 
 pytestmark = pytest.mark.heavy  # runs of g++ where the cache is empty
@@ -225,8 +224,7 @@ void PairDecode(uint8* in, float* gradient, int bits) {
 @functools.cache
 def with_feedback():
     """WITH_FEEDBACK, and the library of all."""
-    programs = renamed(WITH_FEEDBACK, "pair")
-    return programs, together(programs.values())
+    return in_one_library(WITH_FEEDBACK, "pair")
 
 
 @pytest.mark.parametrize("name", WITH_FEEDBACK)
@@ -313,8 +311,7 @@ def reducing():
         )
         for reducer in REDUCERS
     }
-    programs = renamed(texts, "large")
-    return programs, together(programs.values())
+    return in_one_library(texts, "large")
 
 
 @pytest.mark.parametrize("reducer", REDUCERS)
@@ -417,8 +414,7 @@ def packed(*, is_quick):
         # In order.
         text = text.replace("i ^ 0", "i").replace("(gradient.size + 0) / 1 * 1", "gradient.size")
         texts[kind, mirror] = text
-    programs = renamed(texts, "turn")
-    return programs, together(programs.values())
+    return in_one_library(texts, "turn")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from compll.backends.library import CompiledCodec
 from compll.ir.printer import print_plan
 from tests.compll.differential import KEY, check_cpp, check_cuda, inputs
 from tests.compll.generated_programs import generate
-from tests.compll.support import encoder, renamed, spec, together
+from tests.compll.support import encoder, in_one_library, spec
 
 # Of tests/compll/generated_programs.py, with codes whose width is the parameter.
 SEEDS = (1, 11, 26)
@@ -143,8 +143,7 @@ def possible():
         place: text.replace("= 4;", f"= {max(values, default=1)};")
         for place, (text, values) in enumerate(POSSIBLE)
     }
-    programs = renamed(texts, "wide")
-    return programs, together(programs.values())
+    return in_one_library(texts, "wide")
 
 
 @pytest.mark.heavy

@@ -14,9 +14,6 @@ import uuid
 import psutil
 
 VARIABLE = "TF_HIPS_TEST_SESSION"
-# Thresholds of `gc` beside TensorFlow, whose traces make objects by the thousand: with Python's own
-# (700) it looks at them so often that it takes a twentieth of a test.
-GARBAGE = (20_000, 10, 10)
 # Python's own helper: it lives as long as the interpreter that started it and ends with it.
 _HELPER = "multiprocessing.resource_tracker"
 _EXEC_S = 0.01  # a process that becomes another program can be read by then
