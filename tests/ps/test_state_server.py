@@ -131,6 +131,23 @@ def test_requests_that_are_refused_change_nothing(
         assert page(server) == before
 
 
+def test_a_body_that_is_cut_off_is_no_other_number() -> None:
+    """Of `num_workers=12` what has come is `num_workers=1`."""
+    with serving() as server:
+        post(server, "/init/", num_workers=2)
+        host, port = server.address.split(":")
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            head = b"POST /init/ HTTP/1.1\r\nContent-Length: 14\r\n\r\n"
+            connection.sendall(head + b"num_workers=1")
+            connection.shutdown(socket.SHUT_WR)
+            answer = b""
+            while part := connection.recv(1000):
+                answer += part
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert b"the 14 bytes that were announced. Received: 13" in answer
+        assert page(server)["num_workers"] == 2
+
+
 def test_nothing_is_asked_before_init() -> None:
     with serving() as server:
         code, content = post(server, "/apply/", r=0, k=1, c=1, te=1)

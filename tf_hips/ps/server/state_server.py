@@ -264,6 +264,14 @@ class _Handler(BoundedHandler):
             )
             return None
         body = self.rfile.read(int(length))
+        if len(body) < int(length):
+            # Cut off within a number, it would be another number.
+            self.close_connection = True
+            self._answer(
+                http.HTTPStatus.BAD_REQUEST,
+                f"the body must have the {length} bytes that were announced. Received: {len(body)}",
+            )
+            return None
         try:
             pairs = urllib.parse.parse_qsl(
                 body.decode("ascii"), keep_blank_values=True, max_num_fields=_MAX_FIELDS
