@@ -15,7 +15,7 @@ from tests.ps.test_asynchronous import MODEL, NOISE, SITES, packet_of
 from tests.ps.trees import Node, addresses_of, leaves_of, serving_tree
 from tests.support.certs import Certificates
 from tests.support.eventually import eventually
-from tf_hips.errors import ConfigError, NonFiniteError, ProtocolError, TfHipsError
+from tf_hips.errors import ConfigError, NonFiniteError, PacketError, ProtocolError, TfHipsError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
 from tf_hips.ps import rules
@@ -325,6 +325,27 @@ def test_after_an_answer_that_overflows_nothing_goes_up(is_held: bool) -> None:
     for one in (store, again):
         with pytest.raises(NonFiniteError, match="an update must be finite"):
             one.due()
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+def test_an_answer_that_is_none_is_not_recorded(is_held: bool) -> None:
+    """Else a server that is restored would take it again, and could not be."""
+    kept = Kept()
+    store = store_of("asgd(0.1)", recorder=kept)
+    for child in range(PERIOD):
+        do(store, ("update", child, 0, 2), FEEDBACK, NOISE)
+    if is_held:
+        store.capture()
+    before = len(kept.records)
+    spoilt = answer_of(NOISE, 0, 2)
+    spoilt[0] ^= 1
+    with pytest.raises(PacketError, match=r"The server above, round 0, tensor 3 .*must start with"):
+        store.finish(0, 2, spoilt)
+    assert (len(kept.records), store.due(), list(told(store, 0))) == (before, 0, [2])
+    store.finish(0, 2, answer_of(NOISE, 0, 2))
+    store.release()
+    assert len(kept.records) == before + 1
+    assert told(store, 0) == {}
 
 
 # Trees of real servers. What children send are small whole numbers, and float32 adds those exactly:

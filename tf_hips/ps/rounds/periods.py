@@ -30,9 +30,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tf_hips.errors import NonFiniteError, ProtocolError
+from tf_hips.errors import NonFiniteError, PacketError, ProtocolError
 from tf_hips.ops import native, native_updates
 from tf_hips.ops.compressor import Compressor
+from tf_hips.ops.native import Floats
 from tf_hips.ps.rounds.asynchronous import AsynchronousStore
 from tf_hips.ps.rounds.lanes import Lane, LaneRound
 from tf_hips.ps.rounds.round import Packet
@@ -167,9 +168,15 @@ class PeriodicStore(AsynchronousStore):
         """Takes the answer to a packet from the server above; the first one counts.
 
         Raises:
+            PacketError: it is none; nothing has changed then.
             NonFiniteError: with it the chunk would not be finite.
         """
         packet = np.frombuffer(data, np.uint8)
+        with self.changed:
+            if self._answered[chunk] != number:
+                return
+        # Before it is recorded: a server that is restored takes all that was.
+        answer = self._answer_of(number, chunk, packet)
         with self._turns[chunk]:
             with self.changed:
                 if self._answered[chunk] != number:
@@ -184,7 +191,7 @@ class PeriodicStore(AsynchronousStore):
                     self._waiting.append(lambda: self._take_late(number, chunk, packet))
                     return
                 self._num_applying += 1
-            self._take(number, chunk, packet)
+            self._take(number, chunk, answer)
 
     def restore(self, kind: Kind, fields: dict[str, Any], data: Buffer) -> None:
         """Takes an entry of `capture`, or an answer from above.
@@ -248,16 +255,28 @@ class PeriodicStore(AsynchronousStore):
     def _take_late(self, number: int, chunk: int, packet: Packet) -> None:
         # Other chunks wait for the same snapshot; `ups` tells of it.
         with contextlib.suppress(NonFiniteError), self._turns[chunk]:
-            self._take(number, chunk, packet)
+            self._take(number, chunk, self._answer_of(number, chunk, packet))
 
-    def _take(self, number: int, chunk: int, packet: Packet) -> None:
-        """Applies an answer from above in its turn."""
-        size, before = self.model.chunks[chunk].size, self._moved[chunk]
+    def _answer_of(self, number: int, chunk: int, packet: Packet) -> Floats:
+        """The values of an answer from above.
+
+        Raises:
+            PacketError: it is none.
+        """
         down = self.model.codec(self._above.downlink.at(number), chunk).codec
+        try:
+            return native.decode(down, packet, self.model.chunks[chunk].size)
+        except PacketError as error:
+            raise PacketError(
+                f"The server above, round {number}, {self.model.describe(chunk)}: {error}"
+            ) from error
+
+    def _take(self, number: int, chunk: int, answer: Floats) -> None:
+        """Applies the values of an answer from above in its turn."""
+        size, before = self.model.chunks[chunk].size, self._moved[chunk]
         try:
             up = self._on_way[number, chunk][1]
             sent = native.decode(self._up_codec(number, chunk), up, size)
-            answer = native.decode(down, packet, size)
             left = native_updates.add_scaled(before.total, sent, -1.0)
             total = native_updates.add_scaled(left, answer, 1.0)
             self._moved[chunk] = Moved(total, before.version + 1, before.slots)
