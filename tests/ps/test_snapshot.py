@@ -310,6 +310,28 @@ def test_a_full_disk_ends_the_run_and_the_last_state_can_be_loaded(
             assert second.results(1) == undisturbed(1, second.texts)[1]
 
 
+def test_nothing_begins_on_a_disk_that_does_not_take_a_mebibyte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though it takes the beginning of a journal, and more than that."""
+    writev, left = os.writev, [1 << 19]
+
+    def nearly_full(descriptor: int, pieces: list[memoryview]) -> int:
+        left[0] -= sum(map(len, pieces))
+        return writev(descriptor, pieces) if left[0] >= 0 else full(descriptor, pieces)
+
+    with Served(tmp_path) as first, monkeypatch.context() as patch:
+        patch.setattr(journals.os, "writev", nearly_full)
+        with pytest.raises(PeerError, match="The server cannot keep a run in .*No space left"):
+            first.keeper.begin()
+    assert left[0] < 0
+    with Served(tmp_path) as second:
+        second.join()
+        second.agree()
+        second.deliver(rounds(0, 0))
+        assert second.results(0) == undisturbed(0, second.texts)[0]
+
+
 @pytest.mark.usefixtures("eager")
 def test_a_disk_that_is_full_of_a_snapshot_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

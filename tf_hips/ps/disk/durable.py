@@ -294,6 +294,11 @@ class Keeper:
             journal = Journal.begin(self._folder)
         except OSError as error:
             raise PeerError(f"The server cannot keep a run in {self._base}: {error}.") from error
+        try:
+            self._try_room()  # what the run before took is free now
+        except PeerError:
+            journal.close()
+            raise
         recorder.attach(journal, session, is_restored=False)
         self._recorder = recorder
         return session
