@@ -249,6 +249,28 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
         Folder(tmp_path / "file", FACTS)
 
 
+def test_folders_around_it_need_not_be_readable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `/home` of mode 711. Root, who may run this test, reads that; so it is told to us here."""
+    opened, synced = os.open, []
+
+    def guarded(path: Path, flags: int, mode: int = 0o777) -> int:
+        if path == tmp_path:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return opened(path, flags, mode)
+
+    monkeypatch.setattr(journals.os, "open", guarded)
+    monkeypatch.setattr(journals.os, "sync", lambda: synced.append("all"))
+    folder = Folder(tmp_path / "state", FACTS)
+    journal = started(Journal.begin(folder))
+    fill(journal)
+    journal.close()
+    assert content(folder) == KEPT
+    assert synced == ["all"]  # names that are new there are durable, too
+    folder.close()
+
+
 def test_records_wait_for_the_disk_and_share_a_sync(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -217,6 +217,25 @@ def test_files_are_open_only_while_they_are_used(
     assert num_open() == 0
 
 
+def test_files_that_somebody_else_has_made_are_left_alone(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(past_files, "FILE_BYTES", ROUND_BYTES)
+    past = on_disk(folder)
+    past.append(0, results(0))
+    copy = folder.path / "results-000001.bak"
+    copy.write_bytes((folder.path / "results-000001").read_bytes())
+    for number in range(1, 4):
+        past.append(number, results(number))
+    past.close()
+    again = PastOnDisk(1 << 20, folder)
+    again.restore(4, NUM_CHUNKS)
+    again.start()
+    assert all(is_right(again, number) for number in range(4))
+    again.close()
+    assert copy.exists()
+
+
 def test_nobody_waits_for_a_round_that_is_being_written(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,7 +30,7 @@ from tf_hips.ps.transport.wire import Buffer
 COMPLETE = 255  # the kind of a snapshot's last record: how many stand before it
 
 _COUNT = struct.Struct("<Q")
-_NAME = re.compile(r"(journal|snapshot)-([0-9]{6,})")
+_NAME = re.compile(r"(journal|snapshot|results)-([0-9]{6,})")
 _MAX_PIECES = 512  # of one writev; Linux takes 1024
 _BLOCK_BYTES = 1 << 20
 _ROOM_BYTES = 1 << 20  # without which nothing is begun or goes on
@@ -73,11 +73,11 @@ class Folder:
         os.close(self._lock)
 
     def file(self, what: str, number: int) -> Path:
-        """The path of a `journal` or a `snapshot`."""
+        """The path of a `journal`, a `snapshot` or `results`."""
         return self.path / f"{what}-{number:06d}"
 
     def numbers(self, what: str) -> list[int]:
-        """The numbers of the journals or snapshots that are there, in order."""
+        """The numbers of the files of a kind, as of `file`, that are there, in order."""
         names = [_NAME.fullmatch(path.name) for path in self.path.iterdir()]
         return sorted(int(name[2]) for name in names if name and name[1] == what)
 
@@ -501,8 +501,17 @@ class SnapshotWriter:
 
 
 def sync_folder(path: Path) -> None:
-    """Makes the names in a folder durable."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """Makes the names in a folder durable.
+
+    Raises:
+        OSError: they cannot be.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except PermissionError:
+        # Who may pass through a folder need not be allowed to read it, as in `/home` of mode 711.
+        os.sync()
+        return
     try:
         os.fsync(descriptor)
     finally:

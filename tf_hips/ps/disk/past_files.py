@@ -188,8 +188,8 @@ class PastOnDisk(Past):
         """The file that the next round goes to."""
         if self._open is None or self._open.size > FILE_BYTES:
             self._close_open()
-            numbers = [int(path.name.partition("-")[2]) for path in self._paths()]
-            path = self._folder.file("results", max([0, *numbers]) + 1)
+            last = max(self._folder.numbers("results"), default=0)
+            path = self._folder.file("results", last + 1)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
             self._descriptor = os.open(path, flags, 0o600)
             self._open = _File(path)
@@ -203,7 +203,7 @@ class PastOnDisk(Past):
             self._open = None
 
     def _paths(self) -> list[Path]:
-        return sorted(self._folder.path.glob("results-*"))
+        return [self._folder.file("results", one) for one in self._folder.numbers("results")]
 
     def _read(self, path: Path, before: int, num_chunks: int) -> None:
         with contextlib.closing(Reader(path)) as reader:
