@@ -322,7 +322,7 @@ def test_nothing_begins_on_a_disk_that_does_not_take_a_mebibyte(
 
     with Served(tmp_path) as first, monkeypatch.context() as patch:
         patch.setattr(journals.os, "writev", nearly_full)
-        with pytest.raises(PeerError, match="The server cannot keep a run in .*No space left"):
+        with pytest.raises(PeerError, match=r"The server cannot keep a run in .*No space left"):
             first.keeper.begin()
     assert left[0] < 0
     with Served(tmp_path) as second:
