@@ -2,6 +2,7 @@
 """Rounds that close without some children: who counts, with which bits, and what late ones get."""
 
 import random
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,24 @@ def test_a_round_closes_at_its_deadline_and_the_late_update_counts_in_the_next()
             ("b", 1),
             ("b", 2),
         ]
+
+
+def test_a_late_update_takes_no_memory_once_it_has_counted() -> None:
+    """Packets of a round go when it is merged; late ones went two rounds after that."""
+    with Run(Quorum(2, 10.0)).begin() as run:
+        run.rounds(0, 0)
+        for child in (0, 1):
+            store = run.deliver(child, 1)
+        run.clock.advance(10.0)
+        packets = [packet_of("fp32", 2, 1, chunk).copy() for chunk in range(len(MODEL.chunks))]
+        held = [weakref.ref(packet) for packet in packets]
+        store.add(1, 2, list(enumerate(packets)))
+        del packets
+        assert all(one() is not None for one in held)  # it waits for the next round
+        run.rounds(2, 2)
+        assert run.results(0, 2) is not None
+        assert store.round == 2
+        assert all(one() is None for one in held)
 
 
 def test_a_dropped_update_is_answered_at_once_and_counts_nowhere() -> None:

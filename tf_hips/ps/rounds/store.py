@@ -446,6 +446,8 @@ class Store(Telling):
         finally:
             with self.changed:
                 current.packets[chunk] = {}
+                for one in current.late.values():
+                    one.packets.pop(chunk, None)
                 if result is None and current.counted is not None:
                     pass  # it is decided who counts: the run ends (`session.round_call`)
                 elif result is None:
