@@ -325,9 +325,17 @@ def test_a_link_that_is_away_and_certificates_that_are_renewed_end_nothing(
             client.apply(1, 1.0)
         client._deadline_s = 30.0
         relay.answer = b"HTTP/1.1 503 Service Unavailable\r\n\r\n"
-        threading.Timer(0.2, lambda: setattr(relay, "answer", None)).start()
+
+        def heal() -> None:
+            """When it was said that there is no connection, however slow this machine is."""
+            eventually(lambda: "No connection to the state server" in caplog.text)
+            relay.answer = None
+
+        healing = threading.Thread(target=heal)
+        healing.start()
         lay("west", certificates.identity("party", "west", days=0.5))
         assert client.apply(1, 1.0)
+        healing.join()
         # Who stays connected hears of the end, too.
         lay("hub", certificates.identity("global-server", "hq", days=0.003))
         lay("west", certificates.identity("party", "west", days=0.003))
