@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server that is told to end more than once, while it still writes what it has accepted."""
+"""A server that is told to end: more than once, while it writes; with nobody to read its words."""
 
+import io
+import os
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.ps.parties import DEADLINE_S, SITES, Party, expected_rounds, together, train_all
 from tests.ps.test_restart import Later, ServerProcess
 from tests.support.eventually import eventually
+from tf_hips.ps.server import foreground
+from tf_hips.ps.session.settings import ServerConfig
 
 pytestmark = pytest.mark.heavy
 
@@ -77,3 +82,65 @@ def test_a_run_is_kept_however_often_its_server_is_told_to_end(server: SlowServe
     merged += b.train(1, 1)
     assert early.result() == merged[1:]
     assert merged == expected_rounds(2)
+
+
+class Left(BaseException):
+    """What the end of a process is in this test."""
+
+
+class Leavable:
+    """A server whose run is kept, and that is told to end."""
+
+    ended: bool
+
+    def __init__(self, config: ServerConfig) -> None:
+        Leavable.ended = False
+
+    def start(self) -> None:
+        pass
+
+    def wait(self) -> str | None:
+        raise SystemExit
+
+    def can_be_left(self) -> bool:
+        return True
+
+    def stop(self) -> None:
+        Leavable.ended = True
+
+
+def broken() -> io.TextIOWrapper:
+    """Text for a pipe that has lost its reader."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    stream = os.fdopen(writer, "w")
+    stream.write("last words")
+    return stream
+
+
+def closed() -> io.TextIOWrapper:
+    with Path(os.devnull).open("w") as stream:
+        return stream
+
+
+@pytest.mark.parametrize("make", [lambda: None, broken, closed], ids=["none", "broken", "closed"])
+def test_a_run_is_kept_whatever_has_become_of_the_output(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for a daemon that began without one, where `sys.stdout` is None."""
+    stream, is_left = make(), []
+
+    def leave(code: int) -> None:
+        is_left.append((code, Leavable.ended))
+        raise Left
+
+    monkeypatch.setattr(foreground, "Server", Leavable)
+    monkeypatch.setattr(foreground.os, "_exit", leave)
+    with monkeypatch.context() as patch, pytest.raises(Left):
+        patch.setattr(sys, "stdout", stream)
+        patch.setattr(sys, "stderr", stream)
+        foreground.serve(ServerConfig(parties=SITES, insecure=True))
+    assert is_left == [(0, False)]  # without an end for all
+    if make is broken:
+        with pytest.raises(BrokenPipeError):
+            stream.close()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server in the foreground, from its start to the end of its run."""
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -52,6 +53,10 @@ def serve(config: ServerConfig, announce: str | Path | None = None) -> None:
 
 def _vanish() -> None:
     """Ends the process as a kill would: what a restored run rests on is shown for that."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        # None where it was closed before the process began, as for a daemon; and a pipe may have
+        # lost its reader. An error here would end the run for all.
+        if stream is not None:
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
     os._exit(0)
