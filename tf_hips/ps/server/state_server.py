@@ -254,6 +254,11 @@ class _Handler(BoundedHandler):
 
     def _fields(self) -> dict[str, str] | None:
         """The fields of a form; None: it was refused."""
+        if "Transfer-Encoding" in self.headers:
+            # Its length is told piece by piece; without them it would be a form without fields.
+            self.close_connection = True
+            self._answer(http.HTTPStatus.LENGTH_REQUIRED, "a body must have a Content-Length")
+            return None
         length = self.headers.get("Content-Length", "0")
         is_number = length.isascii() and length.isdigit() and len(length) <= _MAX_DIGITS
         if not is_number or int(length) > _MAX_BODY_BYTES:
