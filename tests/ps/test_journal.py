@@ -243,6 +243,17 @@ def test_a_folder_has_one_server(tmp_path: Path, folder: Folder) -> None:
     folder._lock = os.open(os.devnull, os.O_RDONLY)  # the fixture closes it
 
 
+def test_a_file_system_without_locks_is_no_running_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(journals.fcntl, "flock", unknown)
+    with pytest.raises(ConfigError, match=r"that has locks .*\(Function not implemented\)"):
+        Folder(tmp_path, FACTS)
+
+
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="`state` must be a folder that this user can write to"):

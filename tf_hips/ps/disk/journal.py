@@ -43,7 +43,7 @@ class Folder:
         """Makes the folder `base`/`facts.run`, for this user alone, and locks it.
 
         Raises:
-            ConfigError: it cannot be made, or a running server holds it.
+            ConfigError: it cannot be made or locked, or a running server holds it.
         """
         self.path = Path(base) / facts.run
         self.facts = facts
@@ -63,6 +63,11 @@ class Folder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(self._lock)
+            if not isinstance(error, BlockingIOError):  # as of Lustre that is mounted without them
+                raise ConfigError(
+                    f"`state` must be a folder on a file system that has locks (`flock`). "
+                    f"Received: {base} ({error.strerror})"
+                ) from error
             raise ConfigError(
                 f"`state` must be a folder that no running server uses for run `{facts.run}`. "
                 f"Received: {base}, which another process has locked"
