@@ -355,6 +355,30 @@ def test_a_disk_that_is_full_of_a_snapshot_ends_the_run(
 
 
 @pytest.mark.usefixtures("eager")
+def test_without_a_thread_to_spare_there_is_no_snapshot_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def guarded(self: threading.Thread) -> None:
+        if self.name == "tf_hips-snapshot":
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", guarded)
+    with Served(tmp_path) as first:
+        first.join()
+        first.agree()
+        for number in range(3):
+            first.deliver(rounds(number, number))
+            assert first.results(number) == undisturbed(number, first.texts)[number]
+    assert len(list((tmp_path / "state" / "job").glob("journal-*"))) > 1
+    with Served(tmp_path) as second:
+        assert second.is_restored
+        assert second.results(2) == undisturbed(2, second.texts)[2]
+
+
+@pytest.mark.usefixtures("eager")
 def test_the_prologue_outlives_a_snapshot(tmp_path: Path) -> None:
     """A process that comes back begins with what all began with, whatever came since."""
 

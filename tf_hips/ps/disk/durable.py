@@ -115,13 +115,20 @@ class JournalRecorder(Recorder):
         if journal.grown_bytes <= limit or (self._writer and self._writer.is_alive()):
             return
         number, position = journal.rotate()
-        self._writer = threading.Thread(
+        writer = threading.Thread(
             target=self._write_snapshot,
             args=(journal, number, position, capture(), done, archive),
             name="tf_hips-snapshot",
             daemon=True,
         )
-        self._writer.start()
+        try:
+            writer.start()
+        except RuntimeError as error:
+            # No thread to spare: the older journals are kept, and the next one to grow tries again.
+            log.warning("No snapshot of the run in %s: %s.", self._folder.path, error)
+            done()
+            return
+        self._writer = writer
 
     def close(self) -> None:
         """Writes what waits, and closes the journal."""
