@@ -123,6 +123,29 @@ def closed() -> io.TextIOWrapper:
         return stream
 
 
+def test_no_file_of_a_server_has_the_number_of_stdout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which was closed before it began; a journal would get what libraries write there."""
+    closed_one = os.open(os.devnull, os.O_RDONLY)
+    os.close(closed_one)
+    opened: list[int] = []
+
+    class Opening(Leavable):
+        def __init__(self, config: ServerConfig) -> None:
+            opened.append(os.open(os.devnull, os.O_RDONLY))
+
+        def can_be_left(self) -> bool:
+            return False
+
+    monkeypatch.setattr(foreground, "_STANDARD", (closed_one,))
+    monkeypatch.setattr(foreground, "Server", Opening)
+    with pytest.raises(SystemExit):
+        foreground.serve(ServerConfig(parties=SITES, insecure=True))
+    assert opened != [closed_one]
+    os.write(closed_one, b"of a library")  # it takes that
+    for number in (*opened, closed_one):
+        os.close(number)
+
+
 @pytest.mark.parametrize("make", [lambda: None, broken, closed], ids=["none", "broken", "closed"])
 def test_a_run_is_kept_whatever_has_become_of_the_output(
     make: Any, monkeypatch: pytest.MonkeyPatch
