@@ -46,8 +46,8 @@ _CODES: tuple[tuple[type[TfHipsError], grpc.StatusCode], ...] = (
     (PeerError, grpc.StatusCode.ABORTED),
 )
 
-# Of a text, and as it travels: gRPC bounds a call's metadata to 8 KiB, beyond which the caller hears
-# of that instead, and sends each byte that is not of ASCII as three.
+# Of a text, and as it travels: gRPC bounds a call's metadata to 8 KiB, or the caller hears of that
+# instead, and sends each byte that is not of ASCII as three.
 _MOST_CHARACTERS, _MOST_SENT = 2000, 6000
 
 
