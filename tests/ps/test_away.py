@@ -177,19 +177,53 @@ def test_with_a_quorum_nobody_says_for_how_long_others_wait() -> None:
 @pytest.mark.parametrize(
     "error", [ValueError("Cannot invoke RPC on closed channel!"), grpc.FutureCancelledError()]
 )
+@pytest.mark.parametrize(
+    ("word", "text"),
+    [
+        ("away", "Why this process ends was not heard"),
+        ("failed", "That a step failed was not heard"),
+        ("leave", "Leaving the run was not heard"),
+    ],
+)
 def test_a_channel_that_another_call_has_closed_is_no_error(
-    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    error: Exception,
+    word: str,
+    text: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     client = Client(Uplink(server="127.0.0.1:1", site="a"), "run", 1)
     monkeypatch.setattr(client, "_welcome", object())
 
-    def closed(*args: object) -> bytes:
+    def closed(*args: object, **more: object) -> bytes:
         raise error
 
     monkeypatch.setattr(client.link, "once", closed)
-    client.away("ValueError: a rate")
-    assert f"Why this process ends was not heard by 127.0.0.1:1: {error}" in caplog.text
-    assert client.link.is_closed
+    getattr(client, word)("ValueError: a rate")
+    assert f"{text} by 127.0.0.1:1: {error}" in caplog.text
+    assert client.link.is_closed == (word != "failed")
+    client.close()
+
+
+@pytest.mark.parametrize("word", ["away", "failed", "leave"])
+def test_of_a_long_reason_the_beginning_is_said(
+    word: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An error may quote a graph of more than a message may have, and its site waits for nobody."""
+    client = Client(Uplink(server="127.0.0.1:1", site="a"), "run", 1)
+    monkeypatch.setattr(client, "_welcome", object())
+    said: list[bytes] = []
+
+    def hear(method: str, request: bytes, *args: object) -> bytes:
+        said.append(request)
+        return b""
+
+    monkeypatch.setattr(client.link, "once", hear)
+    getattr(client, word)("a step of the graph " * (1 << 16))
+    client.close()
+    [request] = said
+    assert b"a step of the graph a step" in request
+    assert not caplog.text
 
 
 def test_what_is_told_above_goes_to_all_below(session: Session) -> None:

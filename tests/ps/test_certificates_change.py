@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Certificates that are revoked, or replaced, while a server and its parties use them."""
 
+import dataclasses
 import errno
 import os
 import shutil
@@ -11,8 +12,10 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.ps.parties import Party, parties, serving, together, train_all
+from tests.ps.parties import DEADLINE_S, Party, parties, serving, together, train_all
+from tests.ps.relay import Relay
 from tests.support.certs import Certificates
+from tests.support.eventually import eventually
 from tf_hips import log
 from tf_hips.config import Tls
 from tf_hips.errors import ConfigError, PeerError
@@ -184,6 +187,42 @@ def test_files_are_replaced_under_a_server_and_its_parties(
             for member in members:
                 member.client.close()
     assert [line.name for line in authority.revoked(folder).values()] == ["party/b"]
+
+
+def test_a_party_that_computes_comes_back_with_the_certificate_that_its_files_hold(
+    certificates: Certificates, foreign_certificates: Certificates, tmp_path: Path
+) -> None:
+    """No call of it makes another connection, and gRPC's own tries on with the old one."""
+
+    def taken(name: str, one: Tls) -> Tls:
+        here = {field.name: tmp_path / f"{name}.{field.name}" for field in dataclasses.fields(Tls)}
+        for field, path in here.items():
+            replace(path, Path(getattr(one, field)).read_text())
+        return Tls(**{field: str(path) for field, path in here.items()})
+
+    hub, own = taken("hub", certificates.server()), taken("a", certificates.party("a"))
+    with serving(certificates, tls=hub, parties=("a",)) as server:
+        port = int(server.address.rpartition(":")[2])
+        with Relay(port) as relay:
+            party = Party(relay.address, "a", own)
+            try:
+                party.join()
+                session = server._session
+                calls = session._presence._calls[0]
+                eventually(lambda: bool(calls), DEADLINE_S, changed=session.changed)
+                first = calls[-1]
+                # Of another authority: the one that is in use passes no handshake any more.
+                taken("hub", foreign_certificates.server())
+                taken("a", foreign_certificates.party("a"))
+                relay.cut()
+                eventually(
+                    lambda: bool(calls) and calls[-1] is not first,
+                    DEADLINE_S,
+                    changed=session.changed,
+                )
+                party.train(0, 0)
+            finally:
+                party.client.close()
 
 
 def test_another_signature_is_the_same_certificate(

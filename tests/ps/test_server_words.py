@@ -8,7 +8,7 @@ import threading
 import grpc
 import pytest
 
-from tests.ps.parties import Party, parties, serving, train_all
+from tests.ps.parties import DEADLINE_S, Party, parties, serving, train_all
 from tests.support.certs import Certificates
 from tests.support.eventually import eventually
 from tf_hips.errors import ENDED
@@ -86,6 +86,21 @@ class Context:
     def abort(self, code: grpc.StatusCode, text: str) -> None:
         self.aborted.append(text)
         raise RuntimeError(code.name)
+
+
+@pytest.mark.parametrize("reason", ["\N{FIRE}" * 2000, "a" * 3000])
+def test_a_long_reason_in_any_script_is_heard(certificates: Certificates, reason: str) -> None:
+    """What gRPC sends three bytes for each of would be more than it takes in a status."""
+    with serving(certificates, insecure=True) as server:
+        link = Party(server.address, "a", None).client.link
+        server._session.end(reason)
+        with pytest.raises(grpc.RpcError) as caught:
+            link.once("Failed", b'{"text":"step"}', 0, DEADLINE_S)
+        link.close()
+    assert caught.value.code() == grpc.StatusCode.ABORTED
+    told = caught.value.details()
+    assert len(told) >= 500
+    assert reason.startswith(told)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@
 import contextlib
 import errno
 import os
+import resource
 import socket
 import ssl
 import stat
@@ -31,7 +32,7 @@ from tf_hips.config import Tls, Uplink
 from tf_hips.errors import ConfigError, PeerError, TfHipsError
 from tf_hips.ps.client.client import Client
 from tf_hips.ps.security import authority, tls
-from tf_hips.ps.security.diagnosis import diagnose
+from tf_hips.ps.security.diagnosis import diagnose, own_identity
 from tf_hips.ps.security.tls import Identity
 from tf_hips.ps.transport import wire
 
@@ -350,6 +351,61 @@ def test_an_authority_whose_key_has_a_passphrase_says_so(tmp_path: Path) -> None
     lock(tmp_path / authority.KEY_FILE, tmp_path / authority.KEY_FILE)
     with pytest.raises(ConfigError, match="must have no passphrase"):
         authority.make_certificate("party", "a", folder=tmp_path)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_while_an_authority_is_changed_its_own_certificate_signs(
+    tmp_path: Path, is_first: bool
+) -> None:
+    """Its file holds that of the one before, too, until all have certificates of the new one."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    pems = [authority.make_authority(folder).read_bytes() for folder in (new, old)]
+    (new / "authority.pem").write_bytes(b"".join(pems if is_first else pems[::-1]))
+    made = authority.make_certificate("party", "a", folder=new)
+    assert own_identity(made) == Identity("party", "a")
+    (new / "authority.pem").write_bytes(pems[1])
+    with pytest.raises(ConfigError, match=r"authority\.pem must hold the certificate of .*\.key"):
+        authority.make_certificate("party", "a", folder=new)
+    for name in ("pem", "key"):
+        (old / f"authority.{name}").write_text("-----BEGIN NOTHING")
+        with pytest.raises(ConfigError, match=rf"authority\.{name} must be .* in PEM"):
+            authority.make_certificate("party", "a", folder=old)
+
+
+def test_half_a_line_does_not_stay_on_the_list_of_certificates(tmp_path: Path) -> None:
+    """A disk that is full takes a part, and what cannot be read could not be revoked."""
+    authority.make_authority(tmp_path)
+    authority.make_certificate("party", "a", folder=tmp_path)
+    path = tmp_path / "issued.txt"
+    before, limits = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 40, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"File too large: .*issued\.txt"):
+            authority._append(path, f"{'0' * 64} party/b 2026-01-01")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == before
+    authority.make_certificate("party", "b", folder=tmp_path)
+    assert [one.name for one in authority.revoke(tmp_path, ["party/b"])] == ["party/b"]
+
+
+def test_who_revokes_at_the_same_time_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority.make_authority(tmp_path)
+    for site in "ab":
+        authority.make_certificate("party", site, folder=tmp_path)
+    read, both = authority.revoked, threading.Barrier(2)
+
+    def revoked(folder: Path) -> Any:
+        found = read(folder)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(0.2)  # so the second one has read as well, where it may
+        return found
+
+    monkeypatch.setattr(authority, "revoked", revoked)
+    together(*(lambda site=site: authority.revoke(tmp_path, [f"party/{site}"]) for site in "ab"))
+    assert sorted(one.name for one in read(tmp_path).values()) == ["party/a", "party/b"]
 
 
 def test_unreadable_files_are_named(certificates: Certificates, tmp_path: Path) -> None:

@@ -46,7 +46,9 @@ _CODES: tuple[tuple[type[TfHipsError], grpc.StatusCode], ...] = (
     (PeerError, grpc.StatusCode.ABORTED),
 )
 
-_MOST_CHARACTERS = 2000  # of a text; gRPC bounds a call's metadata to 8 KiB
+# Of a text, and as it travels: gRPC bounds a call's metadata to 8 KiB, or the caller hears of that
+# instead, and sends each byte that is not of ASCII as three.
+_MOST_CHARACTERS, _MOST_SENT = 2000, 6000
 
 
 class Host(Protocol):
@@ -255,7 +257,13 @@ def only(requests: Iterable[bytes]) -> bytes:
 
 def shortened(text: str) -> str:
     """A text that may be of another site, as it may stand in an answer, a log or an event."""
-    return log.printable(text[:_MOST_CHARACTERS])
+    text = log.printable(text[:_MOST_CHARACTERS])
+    left = _MOST_SENT
+    for place, one in enumerate(text):
+        left -= 1 if one.isascii() and one != "%" else 3 * len(one.encode())
+        if left < 0:
+            return text[:place]
+    return text
 
 
 def _call_of(context: grpc.ServicerContext) -> Call:

@@ -51,6 +51,10 @@ _AWAY_S = 2.0  # who waits learns what has become of it anyway
 _LEAVE_S = 10.0
 # The same of a server that keeps its runs: started again, it must hear who has left.
 _LEAVE_DURABLE_S = 60.0
+# What a last word fails with; a `ValueError` is gRPC's for a channel that another call has lost.
+_UNHEARD = (grpc.RpcError, grpc.FutureCancelledError, TfHipsError, ValueError)
+# Of a reason or an error, which may quote an array or a graph; a server takes no more of it.
+_MOST_CHARACTERS = 2000
 
 
 class Client:
@@ -484,8 +488,8 @@ class Client:
             return
         try:
             timeout_s = min(self._uplink.deadline_s, _LEAVE_S)
-            self.link.once("Failed", wire.to_json(text=text[:1000]), 0, timeout_s)
-        except (grpc.RpcError, TfHipsError) as error:
+            self.link.once("Failed", wire.to_json(text=text[:_MOST_CHARACTERS]), 0, timeout_s)
+        except _UNHEARD as error:
             log.warning(
                 "That a step failed was not heard by %s: %s", self._uplink.server, detail(error)
             )
@@ -499,9 +503,9 @@ class Client:
         try:
             if self._welcome is not None and not self.link.is_closed and self.link.ended is None:
                 timeout_s = min(self._uplink.deadline_s, _AWAY_S)
-                self.link.once("Away", wire.to_json(reason=reason[:1000]), 0, timeout_s)
-        except (grpc.RpcError, grpc.FutureCancelledError, TfHipsError, ValueError) as error:
-            # A `ValueError` is gRPC's word for a channel that another call has lost meanwhile.
+                request = wire.to_json(reason=reason[:_MOST_CHARACTERS])
+                self.link.once("Away", request, 0, timeout_s)
+        except _UNHEARD as error:
             log.warning(
                 "Why this process ends was not heard by %s: %s", self._uplink.server, detail(error)
             )
@@ -520,12 +524,12 @@ class Client:
             is_heard = not self.link.is_closed and self.link.ended is None
             if is_heard and (self._welcome is not None or self._is_joining):
                 timeout_s = min(self._uplink.deadline_s, _LEAVE_S)
-                request = wire.to_json(reason=reason)
+                request = wire.to_json(reason=reason and reason[:_MOST_CHARACTERS])
                 comes_back = self._is_durable and self._welcome is not None
                 if comes_back:
                     timeout_s = max(timeout_s, _LEAVE_DURABLE_S)
                 self.link.control("Leave", request, timeout_s, comes_back=comes_back)
-        except (grpc.RpcError, TfHipsError) as error:
+        except _UNHEARD as error:
             log.warning(
                 "Leaving the run was not heard by %s: %s", self._uplink.server, detail(error)
             )

@@ -10,6 +10,7 @@ A script that catches the exception goes on, and nothing is noted. `raise System
 """
 
 import sys
+import threading
 from typing import Any, NoReturn
 
 _noted: object = None
@@ -54,4 +55,7 @@ def reason(error: BaseException | None) -> str | None:
 
 def _exit(status: object = None, /) -> NoReturn:
     """Exits the interpreter by raising `SystemExit(status)`."""
+    if threading.current_thread() is not threading.main_thread():
+        # It ends this thread alone, of which `threading` says nothing if it is this very class.
+        raise SystemExit(status)
     raise _Exit(status)

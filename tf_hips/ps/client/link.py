@@ -45,6 +45,8 @@ CHANNEL_OPTIONS = (
 )
 # A server that never answered may still be starting, but not for a whole round's deadline.
 _FIRST_CONTACT_S = 30.0
+# For which the thread that watches waits for a channel that it makes, as may the one that calls.
+_RENEW_S = 5.0
 # Codes of calls that this side has ended, perhaps before anybody has heard of them.
 _OF_THIS_SIDE = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 _PAUSES_S = (0.05, 0.2, 0.5, 1.0, 2.0)
@@ -85,6 +87,8 @@ class Link:
         self._process = process
         self._lock = threading.Lock()  # one channel at a time
         self._channel: grpc.Channel | None = None
+        self._stamps: tls.Stamps | None = None  # of the files that it was made with; None: unread
+        self._said = ""  # why these are not used
         self._disconnects = 0
         self._has_connected = False
         self._lost_after_s = keepalive.LOST_AFTER_S
@@ -241,11 +245,17 @@ class Link:
         identity = self._uplink.tls
         if identity is None:
             return
+        said, self._said = self._said, ""
+        self._stamps = tls.stamps_of(identity)  # before: what changes meanwhile is read again
         try:
             tls.check_pair(identity)
             self._credentials = tls.channel_credentials(identity)
         except ConfigError as error:
-            log.warning("The certificate as it was before is used on: %s", error)
+            self._said = str(error)
+            if tls.could_not_read(error):
+                self._stamps = None
+            if self._said != said:  # they may be looked at every other second
+                log.warning("The certificate as it was before is used on: %s", error)
 
     def _connect(self, timeout_s: float) -> grpc.Channel:
         """A channel that has tried to connect; where that failed, the next call says so at once."""
@@ -291,14 +301,35 @@ class Link:
 
     def _disconnect(self) -> None:
         with self._lock:
-            if self._channel is not None:
-                self._disconnects += 1  # before others can find the channel closed
-                try:
-                    self.meter.scan()  # the last moment at which gRPC's descriptors can be seen
-                finally:
-                    self._channel.close()
-                    self._channel = None
-                self.meter.settle()
+            self._drop()
+
+    def _drop(self) -> None:
+        """Closes the channel, if there is one, with the lock held."""
+        if self._channel is not None:
+            self._disconnects += 1  # before others can find the channel closed
+            try:
+                self.meter.scan()  # the last moment at which gRPC's descriptors can be seen
+            finally:
+                self._channel.close()
+                self._channel = None
+            self.meter.settle()
+
+    def _renewed(self, channel: grpc.Channel | None) -> grpc.Channel | None:
+        """The channel; another one where the files of this side's certificate have changed.
+
+        gRPC connects a broken channel again by itself, with the certificate that it was made with.
+        That one may have ended, and while this child computes no call makes another channel.
+
+        Args:
+            channel: over which nobody could be reached.
+        """
+        identity = self._uplink.tls
+        with self._lock:
+            is_current = self._channel is channel is not None and not self._closed.is_set()
+            if identity is not None and is_current and tls.stamps_of(identity) != self._stamps:
+                self._drop()
+                self._channel = self._connect(_RENEW_S)
+            return self._channel
 
     def _pause(
         self, method: str, attempt: int, patience: Patience, reason: str, comes_back: bool
@@ -371,10 +402,12 @@ class Link:
 
     def _watch(self) -> None:
         """Keeps a `Watch` call open until the run ends or the link is closed."""
-        attempt = 0
+        attempt, is_lost = 0, False
         while not self._closed.is_set():
             channel, is_over = self._channel, threading.Event()
             try:
+                if is_lost:
+                    channel, is_lost = self._renewed(channel), False
                 # Without a channel: the thread that calls has lost it and makes another.
                 if channel is not None:
                     call = self._method(channel, "stream_stream", "Watch")
@@ -409,6 +442,7 @@ class Link:
                 if not (is_broken(error) or is_stopped or is_busy(error)):
                     self._end(detail(error))
                     return
+                is_lost = is_broken(error)
             except Exception as error:  # the server would take this child for lost
                 if self.ended is not None:
                     raise

@@ -12,6 +12,7 @@ package `cryptography`; nothing else of `ps` does.
 import contextlib
 import dataclasses
 import datetime
+import fcntl
 import hashlib
 import importlib
 import os
@@ -116,7 +117,7 @@ def make_certificate(
         The paths of the identity.
 
     Raises:
-        ConfigError: the role is unknown, the authority is missing or expires before, or
+        ConfigError: the role is unknown, the authority is missing, damaged or expires before, or
             `cryptography` is not installed.
     """
     x509, ec, hashes, serialization = _cryptography()
@@ -125,16 +126,11 @@ def make_certificate(
     identity = Identity(role, check_name("site", site))
     home = Path(authority) if authority is not None else Path(folder)
     try:
-        issuer = x509.load_pem_x509_certificate((home / CERTIFICATE_FILE).read_bytes())
-        issuer_key = serialization.load_pem_private_key((home / KEY_FILE).read_bytes(), None)
+        issuer_key = _load_key(home / KEY_FILE)
+        issuer = _issuer(home / CERTIFICATE_FILE, issuer_key.public_key())
     except OSError as error:
         raise ConfigError(
             f"The authority's file {error.filename} cannot be read: {error.strerror}."
-        ) from error
-    except TypeError as error:
-        raise ConfigError(
-            f"The authority's key {home / KEY_FILE} must have no passphrase: nobody is asked for "
-            f"one. `openssl pkey -in {home / KEY_FILE} -out NEW` writes it without."
         ) from error
     key = ec.generate_private_key(ec.SECP256R1())
     end = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
@@ -179,6 +175,48 @@ def make_certificate(
     _write(target, stem, certificate, key)
     return Tls(
         str(home / CERTIFICATE_FILE), str(target / f"{stem}.pem"), str(target / f"{stem}.key")
+    )
+
+
+def _load_key(path: Path) -> Any:
+    """The key of an authority.
+
+    Raises:
+        OSError: the file cannot be read.
+        ConfigError: it holds none, or one with a passphrase.
+    """
+    *_, serialization = _cryptography()
+    try:
+        return serialization.load_pem_private_key(path.read_bytes(), None)
+    except TypeError as error:
+        raise ConfigError(
+            f"The authority's key {path} must have no passphrase: nobody is asked for one. "
+            f"`openssl pkey -in {path} -out NEW` writes it without."
+        ) from error
+    except ValueError as error:
+        raise ConfigError(
+            f"The authority's key {path} must be a private key in PEM: {error}"
+        ) from error
+
+
+def _issuer(path: Path, public_key: Any) -> Any:
+    """The certificate of the authority whose key it is; of two authorities a file may have both.
+
+    Raises:
+        OSError: the file cannot be read.
+        ConfigError: it holds none.
+    """
+    x509, *_ = _cryptography()
+    try:
+        found = x509.load_pem_x509_certificates(path.read_bytes())
+    except ValueError as error:
+        raise ConfigError(f"{path} must be a certificate in PEM: {error}") from error
+    for one in found:
+        if one.public_key() == public_key:
+            return one
+    raise ConfigError(
+        f"{path} must hold the certificate of {KEY_FILE} beside it. Received: {len(found)} of "
+        "other keys"
     )
 
 
@@ -232,6 +270,13 @@ def revoke(folder: str | Path, which: Sequence[str], reason: str = "") -> list[r
     """
     if f"{reason}.".splitlines() != [f"{reason}."]:  # also by what Unicode calls an end of line
         raise ConfigError(f"`reason` must be one line. Received: {reason!r}")
+    list_of = Path(folder) / _ISSUED_FILE
+    # Who revokes at the same time must not write the list without these.
+    with _alone(list_of) if list_of.exists() else contextlib.nullcontext():
+        return _revoke(Path(folder), which, reason)
+
+
+def _revoke(folder: Path, which: Sequence[str], reason: str) -> list[revocation.Revoked]:
     known = issued(folder)
     already = revoked(folder)
     today = datetime.datetime.now(datetime.UTC).date()
@@ -250,7 +295,7 @@ def revoke(folder: str | Path, which: Sequence[str], reason: str = "") -> list[r
                 match.fingerprint, match.name, today, reason.strip()
             )
     everything = [*already.values(), *new.values()]
-    _replace(Path(folder) / REVOKED_FILE, revocation.to_bytes(everything))
+    _replace(folder / REVOKED_FILE, revocation.to_bytes(everything))
     return list(new.values())
 
 
@@ -384,11 +429,30 @@ def _replace(path: Path, data: bytes) -> None:
 
 
 def _append(path: Path, line: str) -> None:
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    with _naming(path), os.fdopen(file, "ab") as stream:
-        stream.write(f"{line}\n".encode())
-        _sync(stream)
+    with _alone(path) as file:
+        size = os.fstat(file).st_size
+        try:
+            with _naming(path), os.fdopen(file, "ab", closefd=False) as stream:
+                stream.write(f"{line}\n".encode())
+                _sync(stream)
+        except OSError:
+            # Half a line would make one with the next, and the list one that nobody can read.
+            with contextlib.suppress(OSError):
+                os.ftruncate(file, size)
+            raise
     _sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[int]:
+    """A descriptor to append to a file; meanwhile nobody else writes a list of this authority."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield file
+    finally:
+        os.close(file)
 
 
 @contextlib.contextmanager

@@ -150,14 +150,14 @@ class Renewed(Generic[_Made]):
         self._make = make
         self._on_change = on_change
         self._lock = threading.Lock()
-        self._stamps: Stamps | None = _stamps_of(tls)  # None: the files could not be read
+        self._stamps: Stamps | None = stamps_of(tls)  # None: the files could not be read
         self._said = ""  # why changed files are not used
         self._made = make(tls)
 
     def get(self) -> _Made:
         """What the next connection is made with."""
         with self._lock:
-            stamps = _stamps_of(self._tls)
+            stamps = stamps_of(self._tls)
             if stamps != self._stamps:
                 try:
                     self._made = self._make(self._tls)
@@ -175,7 +175,8 @@ class Renewed(Generic[_Made]):
 Stamps = list[tuple[int, int, int] | None]
 
 
-def _stamps_of(tls: Tls) -> Stamps:
+def stamps_of(tls: Tls) -> Stamps:
+    """What differs when one of an identity's files was changed or replaced."""
     return [stamp_of(Path(path)) for path in (tls.authority, tls.certificate, tls.key)]
 
 
