@@ -39,8 +39,8 @@ def in_parts(run: Run, tensor: tf.Tensor, name: str, most: int | None = None) ->
 
 def cut(vector: tf.Tensor, lengths: Sequence[int]) -> list[tf.Tensor]:
     """Cuts a vector into parts of these lengths, together those of the vector, at least one."""
-    # TensorFlow counts in the type of the lengths. Where that is an int32 in which the end of a part
-    # has no room, and all parts are whole lines of 64 bytes, it ends the process.
+    # TensorFlow counts in the type of the lengths. Where that is an int32 in which the end of a
+    # part has no room, and all parts are whole lines of 64 bytes, it ends the process.
     return list(tf.split(vector, tf.constant(lengths, tf.int64), num=len(lengths)))
 
 
