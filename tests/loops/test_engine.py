@@ -88,6 +88,9 @@ def test_one_group_without_a_server():
         def on_train_batch_end(self, batch, logs=None):
             weights = b"".join(one.tobytes() for one in self.model.get_weights()).hex()
             self.equal.append((batch, len(set(primitives.gather_objects(weights))) == 1))
+            # A checkpoint that is written here may be read when `fit` is over.
+            assert strategy.num_replicas_in_sync == 1
+            assert strategy.state.facts()["number of workers"] == 2
 
     rank = primitives.rank()
     keras.utils.set_random_seed(rank)
@@ -102,6 +105,7 @@ def test_one_group_without_a_server():
     second = [(1, True), (2, False), (5, True), (8, False), (9, True)]
     assert looks.equal == first + second
     assert loop.round == 6  # of four steps, and a meeting without any at the end
+    assert strategy.state.facts()["number of workers"] == 2
 
 
 @ranks(2)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a script does within a `fit` of a loop, by callbacks and by training steps of its own."""
 
+import functools
+
 import pytest
 
 from tests.strategies import training
@@ -70,6 +72,8 @@ def test_means_of_use_ema_that_a_callback_looks_at_end_nothing():
     class Looks(keras.callbacks.Callback):
         def _look(self, *_):
             kept = self.model.get_weights()
+            # What it runs need not be a function with a name, and is no step.
+            assert self.model.distribute_strategy.run(functools.partial(len, kept)) == len(kept)
             self.model.optimizer.finalize_variable_values(self.model.trainable_variables)
             means.append(self.model.get_weights())
             self.model.set_weights(kept)

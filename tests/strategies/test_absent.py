@@ -29,6 +29,17 @@ def combined(operations: list[str], absent: set[int], dtype: Any = np.float64) -
     return exact._combine("values", operations, kinds, packed).view(dtype).tolist()
 
 
+def test_who_differs_is_named_by_its_number_also_where_others_are_absent() -> None:
+    from tf_hips.strategies.agreeing import compared
+
+    def told(*values: Any, mine: Any) -> Any:
+        return compared(None, values, mine, lambda one: one[0], "a value")
+
+    assert told(["x"], ["y"], mine=["y"]) == [("worker 0", "x"), ("worker 1", "y")]
+    found = told(None, ["x"], None, ["y"], mine=["y"])
+    assert found == [("worker 1", "x"), ("worker 3", "y"), ("this worker", "y")]
+
+
 def test_with_all_present_nothing_is_scaled() -> None:
     assert combined(["sum", "mean"], set()) == [6.75, 28.0]
     assert combined(["first", "whole"], set()) == [1.5, 28.0]

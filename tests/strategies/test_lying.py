@@ -59,6 +59,18 @@ def test_a_reversed_gradient_goes_the_other_way_first():
     assert not np.allclose(lying[1], -2 * honest[1])
 
 
+def test_the_only_gradient_of_an_eager_step_becomes_a_lie():
+    import tensorflow as tf
+
+    import tf_hips
+
+    strategy = tf_hips.CompressedRing()
+    lying.simulate_liars(strategy, Adversary(attacks.reversed_gradient(2.0), 1))
+    liar = lying._liars[strategy]
+    [lie] = liar.gradients(strategy, [tf.constant(ROWS[:4])], 0)
+    np.testing.assert_array_equal(lie, -2 * ROWS[:4])
+
+
 def test_a_constant_is_of_the_whole_gradient():
     np.testing.assert_allclose(trained(Adversary(attacks.constant(0.5), 1)), -0.5, atol=1e-6)
 

@@ -2,8 +2,12 @@
 """A second strategy of a process, or one of a rank's child, hears at once why it cannot train."""
 
 import dataclasses
+import os
+import signal
 import threading
+import weakref
 
+import numpy as np
 import pytest
 
 from tests.support.ranks import ranks
@@ -18,6 +22,16 @@ def run_at(server, *, servers_end):
     return config.Run(run="run", uplink=uplink, servers_end=servers_end)
 
 
+def _end_a_fork(strategy):
+    """What the end of a forked process does, which is no end of the worker."""
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        strategy.close()
+        os._exit(0)
+    assert os.waitpid(child, 0) == (child, 0)
+
+
 def test_a_second_strategy_of_a_run_is_refused_without_waiting(monkeypatch):
     from tests.strategies.test_hierarchical_ps import serving
     from tf_hips import HierarchicalPS
@@ -26,6 +40,7 @@ def test_a_second_strategy_of_a_run_is_refused_without_waiting(monkeypatch):
     with serving("run", parties=("a",)) as server:
         run = run_at(server, servers_end=True)
         first = HierarchicalPS(config=run)
+        _end_a_fork(first)
         calls = []
         monkeypatch.setattr(link.Link, "persist", lambda *more, **named: calls.append(more))
         with pytest.raises(ProtocolError, match="while the first one of this process is in run `r"):
@@ -69,10 +84,24 @@ def test_after_a_run_that_others_have_ended_a_process_may_join_the_next():
         first.close()
 
 
+def test_a_strategy_that_has_not_come_to_be_is_none_of_those_that_are_there(monkeypatch):
+    from tf_hips import CompressedRing, HierarchicalPS, shard
+    from tf_hips.ps.client import link
+    from tf_hips.strategies import hooks
+
+    monkeypatch.setattr(hooks, "_strategies", weakref.WeakSet())
+    monkeypatch.setattr(link, "_FIRST_CONTACT_S", 0.0)
+    nowhere = config.Uplink(server="127.0.0.1:1", site="a", deadline_s=1.0)
+    with pytest.raises(PeerError) as kept:  # as a notebook keeps what it shows, and that the frames
+        HierarchicalPS(config=config.Run(run="run", uplink=nowhere, seed=1))
+    strategy = CompressedRing(config=config.Run(seed=2))
+    assert len(hooks.live()) == 2
+    assert int(shard(np.ones((4, 1)), 2).cardinality()) == 2
+    del kept, strategy
+
+
 @ranks(1, deadline_s=60.0)
 def test_a_child_of_a_rank_is_refused():
-    import os
-
     import tf_hips
 
     tf_hips.CompressedRing()

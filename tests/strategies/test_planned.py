@@ -208,6 +208,8 @@ def test_two_ranks_obey(tmp_path):
             CompressedRing(**arguments)
     with pytest.raises(TypeError, match="number of elements"):
         CompressedRing(ONEBIT, comp_threshold="all")
+    with pytest.raises(TypeError, match=r"must be a plan, the file of one, or \"auto\"\. .*plan=4"):
+        CompressedRing(plan=4)
     with pytest.raises(ConfigError, match="cannot be read"):
         CompressedRing(plan=tmp_path / "nothing.yaml")
     # ... beside the model, ...

@@ -5,7 +5,7 @@ Horovod 0.28.1 counts elements in a C int, also their places in what is gathered
 the job deep inside Gloo. What keeps its shape travels in parts; what does not is refused.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -32,10 +32,16 @@ def in_parts(run: Run, tensor: tf.Tensor, name: str, most: int | None = None) ->
     if size is None or size <= most:
         return run(tensor, name)
     lengths = [min(most, size - begin) for begin in range(0, size, most)]
-    # As int64: the end of the last part does not fit an int32.
-    parts = tf.split(tf.reshape(tensor, [-1]), tf.constant(lengths, tf.int64), num=len(lengths))
+    parts = cut(tf.reshape(tensor, [-1]), lengths)
     sums = [run(part, f"{name}.part_{number}") for number, part in enumerate(parts)]
     return tf.reshape(tf.concat(sums, 0), tensor.shape)
+
+
+def cut(vector: tf.Tensor, lengths: Sequence[int]) -> list[tf.Tensor]:
+    """Cuts a vector into parts of these lengths, together those of the vector, at least one."""
+    # TensorFlow counts in the type of the lengths. Where that is an int32 in which the end of a
+    # part has no room, and all parts are whole lines of 64 bytes, it ends the process.
+    return list(tf.split(vector, tf.constant(lengths, tf.int64), num=len(lengths)))
 
 
 def check_countable(num_elements: int | None, kind: str, name: str) -> None:

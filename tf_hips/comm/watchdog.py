@@ -217,8 +217,8 @@ class Watchdog:
         told = self._store.get(str(rank))
         before = self._seen.get(rank)
         if told is None:
-            self._seen.setdefault(rank, (State(), now, now))
-            return View(None, now - self._seen[rank][1], 0.0)
+            _, heard, _ = self._seen.setdefault(rank, (State(), now, now))
+            return View(None, now - heard, 0.0)
         try:
             state = State.from_json(told)
         except ValueError as error:

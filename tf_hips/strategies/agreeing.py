@@ -315,9 +315,12 @@ def compared(
         may_be_unknown: whether a worker may not know it, says None, and is content with any value.
     """
     if parties is None:
-        present = [one for one in told_by_all if one is not None]
-        everyone = present if len(present) == len(told_by_all) else [*present, mine]
-        return [(f"worker {worker}", select(one)) for worker, one in enumerate(everyone)]
+        present = [
+            (f"worker {worker}", select(one))
+            for worker, one in enumerate(told_by_all)
+            if one is not None
+        ]
+        return present if len(present) == len(told_by_all) else [*present, (THIS, select(mine))]
     votes: list[list[Any] | None] = [
         None if None in values else [select(one) for one in values]
         for values in parties.by_party(told_by_all)

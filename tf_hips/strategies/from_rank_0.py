@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_hips.comm import primitives
+from tf_hips.comm.parts import cut
 from tf_hips.errors import (
     NonFiniteError,
     PacketError,
@@ -67,9 +68,7 @@ def from_rank_0(
     else:
         reply = tf.zeros([HEADER_BYTES + num_bytes], tf.uint8)  # its value is replaced
     told = primitives.broadcast(reply, name, part=_PART_BYTES)
-    # As int64: the end may not fit an int32.
-    sizes = tf.constant([HEADER_BYTES, num_bytes], tf.int64)
-    header, result = tf.split(told, sizes, num=2)
+    header, result = cut(told, [HEADER_BYTES, num_bytes])
     if tf.executing_eagerly():
         failures.kept(relay.check)(header.numpy())
         return result

@@ -26,6 +26,7 @@ import tensorflow as tf
 
 from tf_hips import log
 from tf_hips.comm import primitives
+from tf_hips.comm.parts import cut
 from tf_hips.errors import ProtocolError
 from tf_hips.ps.client.welcome import Welcome
 from tf_hips.strategies import lying
@@ -232,8 +233,7 @@ class _Gathered(Uplink):
 
     def _merged(self, reply: tf.Tensor) -> list[tf.Tensor]:
         num_parties, one = self._tier.num_parties, sum(self._up_bytes)
-        lengths = tf.constant([4 * num_parties, *[one] * num_parties], tf.int64)
-        told, *rows = tf.split(reply, lengths, num=num_parties + 1)
+        told, *rows = cut(reply, [4 * num_parties, *[one] * num_parties])
         factors = tf.bitcast(tf.reshape(told, [num_parties, 4]), tf.float32)
         sums: list[tf.Tensor] = []
         for place, row in enumerate(rows):

@@ -24,6 +24,7 @@ Follows HiPS (hierarchical parameter server); Horovod and rank 0 play the party'
 import atexit
 import dataclasses
 import functools
+import os
 import sys
 import time
 import weakref
@@ -193,6 +194,7 @@ class HierarchicalPS(ConnectedStrategy):
         self._statistics: dict[tuple[str, ...], Statistics] = {}
         self._is_further = False  # whether the list that is being made is not the run's first
         self._first_list: dict[str, str] = {}  # names of its variables, by their ids
+        self._process = os.getpid()
         super().__init__(nonfinite, config)
         if is_single and primitives.size() > 1:
             raise ValueError(
@@ -231,8 +233,8 @@ class HierarchicalPS(ConnectedStrategy):
         Not where this process has come back and has not begun to do its part: then the run goes on,
         and waits for another one. Called at the exit of the process; later calls do nothing.
         """
-        if self._is_closed:
-            return
+        if self._is_closed or os.getpid() != self._process:
+            return  # a child of a fork ends, and not this worker
         self._is_closed = True
         atexit.unregister(self.close)
         if self.client is not None:
@@ -257,6 +259,7 @@ class HierarchicalPS(ConnectedStrategy):
 
     def _give_up(self, error: BaseException) -> None:
         """Says why nothing came of this strategy, if it has joined: the others wait for it."""
+        self._is_closed = True  # an error that somebody keeps, as a notebook does, keeps it, too
         if self.client is None:
             return
         reason = f"{type(error).__name__}: {error}"

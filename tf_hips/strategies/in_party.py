@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_hips import log
+from tf_hips import config, log
 from tf_hips.comm import primitives
 from tf_hips.comm.allreduce import plain
 from tf_hips.comm.auto import auto_plan
@@ -51,6 +51,7 @@ class InParty:
 
         Raises:
             ValueError: they do not go together.
+            TypeError: `comp_threshold` is no integer, or `plan` nothing of that.
             ConfigError: the file is no plan.
         """
         if plan is not None and (compression is not None or topology is not None or comp_threshold):
@@ -95,6 +96,11 @@ class InParty:
         self._plan = None
         if not self._is_auto:
             self._plan = Plan.read(plan) if isinstance(plan, str | Path) else plan
+            if not isinstance(self._plan, Plan | None):
+                raise TypeError(
+                    f'`plan` must be a plan, the file of one, or "{AUTO}". '
+                    f"Received: plan={config.shown(plan)}"
+                )
         self._topology = topology
         self._comp_threshold = comp_threshold
         self._name = name

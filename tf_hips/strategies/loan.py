@@ -178,7 +178,9 @@ class Loan:
 
     def count(self, function: Any, args: Any) -> None:
         """Adds the rows of a training step's batch, and the step, to the loop's counter."""
-        if self.counter is None or self._apart is None or function.__name__ != "train_step":
+        # What a script runs may have no name, as a `functools.partial`.
+        is_training = getattr(function, "__name__", "") == "train_step"
+        if self.counter is None or self._apart is None or not is_training:
             return
         rows = next(
             (one for one in tf.nest.flatten(args) if tf.is_tensor(one) and one.shape.rank), None

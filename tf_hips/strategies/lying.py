@@ -141,6 +141,8 @@ class Liar:
                 [tf.cast(step, tf.int64), *own, *kept],
                 [tf.float32] * len(sizes),
             )
+        # Eagerly one array comes without its list.
+        sent = sent if isinstance(sent, list | tuple) else [sent]
         lies = []
         for one, value in zip(gradients, sent, strict=True):
             value.set_shape(one.shape)

@@ -28,6 +28,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_hips.comm.allreduce import HALVES
+from tf_hips.comm.parts import cut
 from tf_hips.errors import ProtocolError
 from tf_hips.strategies.agreeing import Doubted
 from tf_hips.strategies.failures import Failures
@@ -101,7 +102,7 @@ class ExactReduction:
         total = from_rank_0(combine, [packed], sum(sizes), f"{label}.parties", self._failures)
         return [
             tf.reshape(_from_bytes(part, tensor.dtype), tensor.shape)
-            for part, tensor in zip(tf.split(total, sizes), tensors, strict=True)
+            for part, tensor in zip(cut(total, sizes), tensors, strict=True)
         ]
 
     def _combine(

@@ -194,7 +194,7 @@ class StrategyState(tf.Module):
         if used:
             facts |= strategy._way_facts()
             facts["seed"] = strategy.config.seed
-            facts["number of workers"] = strategy.num_replicas_in_sync
+            facts["number of workers"] = _num_workers(strategy)
         # Of gradients that go in rounds the party's own server encodes what goes further up, and
         # keeps what that drops; of all others (see `further`), where there are any, this worker.
         is_own = any(codec.has_state for codec in used)
@@ -389,6 +389,13 @@ class _Facts(tf.train.experimental.PythonState):
     def _facts(self, saved: Mapping[str, Any] | None = None) -> dict[str, Any]:
         current = self._current()
         return {} if current is None else current(saved)
+
+
+def _num_workers(strategy: "PartyStrategy") -> int:
+    """Over which it sums; not those of a loop's local phase, in which a callback may save."""
+    loan = strategy.loan
+    with contextlib.nullcontext() if loan is None else loan.whole():
+        return strategy.num_replicas_in_sync
 
 
 def _plans_of(lists: tf.Module) -> dict[str, str]:

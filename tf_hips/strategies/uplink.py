@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tf_hips.comm import primitives
 from tf_hips.comm.compressed import MakeVariable
+from tf_hips.comm.parts import cut
 from tf_hips.comm.staged import Reducer, StagedSum
 from tf_hips.ops import graph, stages
 from tf_hips.ops.compressor import Compressor
@@ -165,7 +166,7 @@ class Uplink:
     ) -> list[tf.Tensor]:
         return [
             graph.decode(codec.of_size(size), packet, size) if size else tf.zeros([0])
-            for packet, size in zip(tf.split(packets, lengths), self._sizes, strict=True)
+            for packet, size in zip(cut(packets, lengths), self._sizes, strict=True)
         ]
 
     def _encode_row(
