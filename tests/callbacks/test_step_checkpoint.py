@@ -2,6 +2,7 @@
 """`StepCheckpoint`: whole or not there, in a folder of its own, and never the end of a run."""
 
 import errno
+import resource
 import types
 from pathlib import Path
 
@@ -230,6 +231,25 @@ def test_a_full_disk_ends_no_training(tmp_path, monkeypatch, caplog):
     assert int(model.optimizer.iterations) == 24
     assert CheckpointFolder(tmp_path).steps() == [16, 24]
     assert "step 8 cannot be written" in caplog.text
+
+
+@pytest.mark.tf
+def test_weights_that_do_not_fit_on_a_disk_are_an_error_of_the_disk(tmp_path):
+    """HDF5 ends the process by a segmentation fault, or with a RuntimeError."""
+    import keras
+
+    from tf_hips.callbacks import weights_file
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            weights_file.write(model, tmp_path / WEIGHTS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    weights_file.write(model, tmp_path / WEIGHTS)
+    model.load_weights(tmp_path / WEIGHTS)
 
 
 @pytest.mark.tf
