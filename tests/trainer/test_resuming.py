@@ -115,6 +115,21 @@ def test_files_of_another_run_do_not_stay_in_a_tree(tmp_path, goes_on):
     assert old.parent.is_dir()
 
 
+def test_workers_on_one_device_have_folders_of_their_own(tmp_path, monkeypatch):
+    from tf_hips.comm import primitives
+    from tf_hips.trainer import training
+
+    settings = Training("lenet", "digits", tree_dir=str(tmp_path))
+    devices = ["gpu0", "gpu1", "gpu0", "cpu", "gpu0"]
+    monkeypatch.setattr(primitives, "gather_objects", lambda value, what: devices)
+    found = []
+    for rank, device in enumerate(devices):
+        monkeypatch.setattr(primitives, "rank", lambda rank=rank: rank)
+        monkeypatch.setattr(training, "_device", lambda device=device: device)
+        found.append(training._tree(settings, config.Run()).name)
+    assert found == ["gpu0", "gpu1", "gpu0-1", "cpu", "gpu0-2"]
+
+
 def test_a_run_that_goes_on_from_a_backup_keeps_its_tree(tmp_path):
     from tf_hips.callbacks import folder
     from tf_hips.comm import primitives

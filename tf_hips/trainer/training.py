@@ -346,9 +346,11 @@ def _tree(settings: Training, told: config.Run) -> Path | None:
         return None
     site = told.uplink.site if told.uplink is not None else "local"
     device = _device()
-    local = primitives.local_rank()
+    # Several may share a GPU, and a party's machines a file system.
+    devices = primitives.gather_objects(device, "the devices of this party")
+    before = devices[: primitives.rank()].count(device)
     folder = Path(settings.tree_dir) / site.replace("/", "-")
-    folder /= device if device != "cpu" or not local else f"cpu-{local}"
+    folder /= f"{device}-{before}" if before else device
     goes_on = (
         settings.resume_from is not None and resuming.is_of(settings.resume_from, settings.tree_dir)
     ) or (settings.backup_dir is not None and has_backup(settings.backup_dir, told))
