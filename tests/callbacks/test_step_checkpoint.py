@@ -123,7 +123,9 @@ def test_a_place_that_cannot_be_written_is_said_before_training(tmp_path):
         CheckpointFolder(tmp_path / "file" / "models").begin(0)
 
 
-@pytest.mark.parametrize(("every", "keep"), [(0, None), (True, None), (5, 0)])
+@pytest.mark.parametrize(
+    ("every", "keep"), [(0, None), (True, None), (2.5, None), (5, 0), (5, 2.0)]
+)
 @pytest.mark.tf
 def test_arguments_are_checked(every, keep):
     from tf_hips.callbacks import StepCheckpoint

@@ -14,6 +14,7 @@ import collections
 import contextlib
 import dataclasses
 import json
+import numbers
 import os
 import re
 import shutil
@@ -213,6 +214,11 @@ def named(name: str) -> Backup | None:
     """The backup whose folder has that name; None: it is no backup's."""
     match = _NAME.fullmatch(name)
     return Backup(*map(int, match.groups())) if match else None
+
+
+def is_count(value: Any) -> bool:
+    """Whether a value is a whole number from 1 on, Python's or NumPy's."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= 1
 
 
 def sync(path: Path) -> None:

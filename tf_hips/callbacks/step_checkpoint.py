@@ -10,6 +10,7 @@ import keras
 from tf_hips import log
 from tf_hips.callbacks import weights_file
 from tf_hips.callbacks.checkpoint_folder import CheckpointFolder
+from tf_hips.callbacks.folder import is_count
 from tf_hips.callbacks.optimizers import optimizers_of
 from tf_hips.callbacks.peers import Peers
 
@@ -49,10 +50,10 @@ class StepCheckpoint(keras.callbacks.Callback):
             ValueError: an argument is out of range.
         """
         super().__init__()
-        if isinstance(every, bool) or every < 1:
+        if not is_count(every):
             raise ValueError(f"`every` must be an int, at least 1. Received: every={every!r}")
-        if keep is not None and keep < 1:
-            raise ValueError(f"`keep` must be at least 1. Received: keep={keep}")
+        if keep is not None and not is_count(keep):
+            raise ValueError(f"`keep` must be an int, at least 1. Received: keep={keep!r}")
         self._folder = CheckpointFolder(directory)
         self._every = every
         self._keep = keep
