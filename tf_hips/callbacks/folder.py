@@ -14,7 +14,7 @@ import collections
 import contextlib
 import dataclasses
 import json
-import numbers
+import operator
 import os
 import re
 import shutil
@@ -218,7 +218,10 @@ def named(name: str) -> Backup | None:
 
 def is_count(value: Any) -> bool:
     """Whether a value is a whole number from 1 on, Python's or NumPy's."""
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= 1
+    try:
+        return not isinstance(value, bool) and operator.index(value) >= 1
+    except TypeError:
+        return False
 
 
 def sync(path: Path) -> None:

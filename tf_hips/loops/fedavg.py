@@ -397,13 +397,13 @@ def _checked_participation(value: Any) -> int | float:
     """An int or a share; of NumPy's numbers those of Python, which a backup can hold."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"`participation` must be a number. Received: participation={value!r}")
-    is_number = isinstance(value, numbers.Integral)
-    if not (float(value) >= 1 if is_number else 0.0 < float(value) <= 1.0):
+    found = int(value) if isinstance(value, numbers.Integral) else float(value)
+    if not (found >= 1 if isinstance(found, int) else 0.0 < found <= 1.0):
         raise ValueError(
             "`participation` must be a share above 0 and at most 1, or as an int a number of "
             f"members. Received: participation={value!r}"
         )
-    return int(value) if is_number else float(value)
+    return found
 
 
 def _text_of(local_steps: Any) -> str:
