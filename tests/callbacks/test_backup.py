@@ -216,3 +216,22 @@ def test_other_data_is_read_up_to_the_step_and_said_so(tmp_path, caplog):
         train(build(), used[:2], rows={"x": some})
     with pytest.raises(ValueError, match="ends at step 3 of an epoch that goes on at step 4"):
         train(build(), callbacks(tmp_path / "short")[1][:1], rows={"x": some.take(3)})
+
+
+def test_a_directory_may_be_called_as_patterns_are(tmp_path):
+    """TensorFlow takes what it reads for one, where brackets and backslashes mean something."""
+    import tensorflow as tf
+
+    from tf_hips.callbacks import snapshot
+
+    path = tmp_path / "lr=[0.1] *" / "a\\b?" / "shared"
+    path.parent.mkdir(parents=True)
+    variable = tf.Variable([1.0, 2.0])
+    entries = [snapshot.Entry("weight", variable)]
+    snapshot.write(path, entries)
+    variable.assign([0.0, 0.0])
+    snapshot.read(path, entries)
+    assert variable.numpy().tolist() == [1.0, 2.0]
+    snapshot.check_whole(path)
+    assert snapshot.as_read(path) == snapshot.as_read(path)  # one folder is opened once
+    assert snapshot.as_read(tmp_path) == str(tmp_path)

@@ -125,7 +125,8 @@ def test_a_backup_of_another_run_is_refused_by_name(tmp_path):
     refuse("an epoch has 3 steps and had 6", rows={"x": x, "y": y, "batch_size": 8})
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
-    for wrong in ({"save_freq": 0}, {"save_freq": "step"}, {"save_freq": True}, {"keep": 0}):
+    wrong_ones = {"save_freq": (0, "step", True), "keep": (0, 1.5, True)}
+    for wrong in ({name: one} for name, values in wrong_ones.items() for one in values):
         with pytest.raises(ValueError, match="must be"):
             callbacks(tmp_path, **wrong)
     with pytest.raises(ValueError, match="`directory` must not be empty"):

@@ -2,6 +2,7 @@
 """`StepCheckpoint`: whole or not there, in a folder of its own, and never the end of a run."""
 
 import errno
+import resource
 import types
 from pathlib import Path
 
@@ -122,7 +123,9 @@ def test_a_place_that_cannot_be_written_is_said_before_training(tmp_path):
         CheckpointFolder(tmp_path / "file" / "models").begin(0)
 
 
-@pytest.mark.parametrize(("every", "keep"), [(0, None), (True, None), (5, 0)])
+@pytest.mark.parametrize(
+    ("every", "keep"), [(0, None), (True, None), (2.5, None), (5, 0), (5, 2.0)]
+)
 @pytest.mark.tf
 def test_arguments_are_checked(every, keep):
     from tf_hips.callbacks import StepCheckpoint
@@ -230,6 +233,25 @@ def test_a_full_disk_ends_no_training(tmp_path, monkeypatch, caplog):
     assert int(model.optimizer.iterations) == 24
     assert CheckpointFolder(tmp_path).steps() == [16, 24]
     assert "step 8 cannot be written" in caplog.text
+
+
+@pytest.mark.tf
+def test_weights_that_do_not_fit_on_a_disk_are_an_error_of_the_disk(tmp_path):
+    """HDF5 ends the process by a segmentation fault, or with a RuntimeError."""
+    import keras
+
+    from tf_hips.callbacks import weights_file
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            weights_file.write(model, tmp_path / WEIGHTS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    weights_file.write(model, tmp_path / WEIGHTS)
+    model.load_weights(tmp_path / WEIGHTS)
 
 
 @pytest.mark.tf

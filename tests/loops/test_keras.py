@@ -198,8 +198,11 @@ def test_post_local_steps():
         PostLocal(steps=0, after=1)
 
 
-def test_slots_begin_anew_in_each_round_if_wished():
+def test_slots_begin_anew_in_each_round_if_wished(tmp_path):
     import keras
+
+    from tf_hips.callbacks import StepCheckpoint
+    from tf_hips.callbacks.checkpoint_folder import CheckpointFolder
 
     def build():
         return _build({"class_name": "Adam", "config": {"learning_rate": 0.02}})
@@ -213,8 +216,11 @@ def test_slots_begin_anew_in_each_round_if_wished():
 
     watch = keras.callbacks.LambdaCallback(on_train_batch_end=look)
     x, y = training.data(ROWS)
-    loop.fit(x, y, batch_size=BATCH, verbose=0, callbacks=[watch])
+    checkpoint = StepCheckpoint(tmp_path, every=3)
+    loop.fit(x, y, batch_size=BATCH, verbose=0, callbacks=[watch, checkpoint])
     assert seen == [(1, True), (0, False), (1, True), (0, False), (1, True)]
+    # Steps of the run, whatever the optimizer has forgotten.
+    assert CheckpointFolder(tmp_path).steps() == [3, 5]
     assert float(loop.model.optimizer.learning_rate) == pytest.approx(0.02)
 
 

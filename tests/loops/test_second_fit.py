@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a loop keeps from one `fit` to the next, and what has happened to the model in between."""
 
+import functools
 import json
 
 import numpy as np
@@ -332,3 +333,21 @@ def test_a_backup_is_of_a_loop_with_the_same_settings(kind, options, others, tol
     for name in ("`server_optimizer`", "`reset_optimizer`", "`pace`"):
         older["facts"].pop(name, None)
     other.deserialize(json.dumps(older))
+
+
+def test_a_backup_fits_the_same_function_of_the_round_in_another_process():
+    """There it is at another address. Numbers may be NumPy's."""
+    from tf_hips.loops import FedAvg
+    from tf_hips.loops.position import Position
+    from tf_hips.strategies import CompressedRing
+
+    def position():
+        def steps(each, round_number):
+            return each * (round_number + 1)
+
+        strategy = CompressedRing()
+        chosen = {"local_steps": functools.partial(steps, 2), "participation": np.int64(1)}
+        return Position(FedAvg(_model(strategy), strategy, **chosen))
+
+    positions = [position(), position()]  # both are there: at two addresses
+    positions[1].deserialize(positions[0].serialize())

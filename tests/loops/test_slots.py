@@ -60,7 +60,7 @@ def _optimizer(kind):
 
 @pytest.mark.parametrize("kind", ["adam", "muon", "ftrl", "scaled", "multi"])
 def test_slots_begin_anew(kind):
-    from tf_hips.callbacks.optimizers import parts_of
+    from tf_hips.callbacks.optimizers import counter, parts_of
     from tf_hips.loops.slots import FirstSlots
 
     model = _model(_optimizer(kind))
@@ -68,7 +68,7 @@ def test_slots_begin_anew(kind):
     slots.restore()  # nothing is there yet
     model.optimizer.build(model.trainable_variables)
     before = [_values(one) for one in parts_of(model)]
-    for _ in range(2):  # the second time from what the first one has kept
+    for number in range(2):  # the second time from what the first one has kept
         _train(model)
         for one in parts_of(model):
             one.learning_rate = 0.003
@@ -78,6 +78,10 @@ def test_slots_begin_anew(kind):
             assert float(now.pop(1)) == pytest.approx(0.003)
             for value, wanted in zip(now, [first[0], *first[2:]], strict=True):
                 np.testing.assert_array_equal(value, wanted)
+        # No step is lost for who counts them, nor in a backup.
+        slots.go_on(slots.place())
+        for one in (model.optimizer, *parts_of(model)):
+            assert int(counter(one).numpy()) + slots.forgotten(one) == number + 1
 
 
 def test_a_slot_that_begins_as_the_weight_gets_the_weight():

@@ -59,8 +59,24 @@ def test_there_and_back_again(alone, tmp_path):
 
 @pytest.mark.usefixtures("small_network")
 def test_the_rate_that_is_written_is_the_one_that_was_used(alone, tmp_path):
-    alone(max_steps=1, optimizer_options={"learning_rate": 0.2}, tree_dir=str(tmp_path))
-    assert trees.read_meta(tmp_path / "local/net.meta")["learning_rate"] == 0.2
+    options = {"learning_rate": 0.2, "gradient_accumulation_steps": 2}
+    alone(max_steps=3, eval_duration=2, optimizer_options=options, tree_dir=str(tmp_path))
+    meta = trees.read_meta(tmp_path / "local/net.meta")
+    assert meta["learning_rate"] == 0.2
+    assert meta["global_iters"] == 3  # steps, and not those that change weights
+
+
+def test_a_run_that_accumulates_gradients_goes_on_at_its_step(tmp_path):
+    import keras
+
+    from tf_hips.callbacks.optimizers import counter
+    from tf_hips.trainer import resuming
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(gradient_accumulation_steps=2), "mse")
+    resuming.save(model, tmp_path)
+    resuming.load(model, resuming.Resumed(5, 0.0, tmp_path / trees.WEIGHTS), "this")
+    assert int(counter(model.optimizer).numpy()) == 5
 
 
 @pytest.mark.parametrize(
@@ -97,6 +113,21 @@ def test_files_of_another_run_do_not_stay_in_a_tree(tmp_path, goes_on):
     assert training._tree(settings, config.Run()) == old.parent
     assert old.exists() == goes_on
     assert old.parent.is_dir()
+
+
+def test_workers_on_one_device_have_folders_of_their_own(tmp_path, monkeypatch):
+    from tf_hips.comm import primitives
+    from tf_hips.trainer import training
+
+    settings = Training("lenet", "digits", tree_dir=str(tmp_path))
+    devices = ["gpu0", "gpu1", "gpu0", "cpu", "gpu0"]
+    monkeypatch.setattr(primitives, "gather_objects", lambda value, what: devices)
+    found = []
+    for rank, device in enumerate(devices):
+        monkeypatch.setattr(primitives, "rank", lambda rank=rank: rank)
+        monkeypatch.setattr(training, "_device", lambda device=device: device)
+        found.append(training._tree(settings, config.Run()).name)
+    assert found == ["gpu0", "gpu1", "gpu0-1", "cpu", "gpu0-2"]
 
 
 def test_a_run_that_goes_on_from_a_backup_keeps_its_tree(tmp_path):
@@ -175,7 +206,7 @@ def test_the_clock_and_numbers_of_a_tree_go_on(tmp_path, step, epoch, begin_s, n
     progress = Progress(plan, lambda *_, **__: None, None)
     optimizer = types.SimpleNamespace(iterations=step)
     progress._model = types.SimpleNamespace(optimizer=optimizer)
-    progress._peers = types.SimpleNamespace(rank=1)
+    progress._peers = types.SimpleNamespace(rank=1, steps_made=lambda one: one.iterations)
     progress.on_train_begin()
     progress.on_epoch_begin(epoch)
     optimizer.iterations += 10

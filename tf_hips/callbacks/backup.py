@@ -27,7 +27,7 @@ from tf_hips.callbacks import resuming
 from tf_hips.callbacks.belonging import Belonging
 from tf_hips.callbacks.choosing import Choice
 from tf_hips.callbacks.contents import Contents
-from tf_hips.callbacks.folder import Backup, BackupFolder
+from tf_hips.callbacks.folder import Backup, BackupFolder, is_count
 from tf_hips.callbacks.handover import IS_OF_OTHERS, meta_of
 from tf_hips.callbacks.peers import Peers
 from tf_hips.callbacks.writing import Writing
@@ -74,14 +74,13 @@ class BackupAndRestore(keras.callbacks.Callback):
             ValueError: an argument is out of range.
         """
         super().__init__()
-        is_number = isinstance(save_freq, int) and not isinstance(save_freq, bool)
-        if save_freq != "epoch" and not (is_number and int(save_freq) >= 1):
+        if save_freq != "epoch" and not is_count(save_freq):
             raise ValueError(
                 '`save_freq` must be "epoch" or a number of steps, at least 1. '
                 f"Received: save_freq={save_freq!r}"
             )
-        if keep < 1:
-            raise ValueError(f"`keep` must be at least 1. Received: keep={keep}")
+        if not is_count(keep):
+            raise ValueError(f"`keep` must be an int, at least 1. Received: keep={keep!r}")
         if not str(directory):
             raise ValueError("`directory` must not be empty. Received: directory=''")
         self._directory = Path(directory)

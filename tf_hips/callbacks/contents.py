@@ -191,7 +191,7 @@ class Contents:
                 # Lists of gradients that are not there yet take their values when they come; where
                 # no step is left they never do, which TensorFlow would warn of.
                 snapshot.check_whole(path)
-                tf.train.Checkpoint(state=state).read(str(path)).expect_partial()
+                tf.train.Checkpoint(state=state).read(snapshot.as_read(path)).expect_partial()
 
     def _read_best_weights(self, place: Path) -> None:
         with _naming(place):

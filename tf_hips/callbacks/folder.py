@@ -14,6 +14,7 @@ import collections
 import contextlib
 import dataclasses
 import json
+import operator
 import os
 import re
 import shutil
@@ -213,6 +214,14 @@ def named(name: str) -> Backup | None:
     """The backup whose folder has that name; None: it is no backup's."""
     match = _NAME.fullmatch(name)
     return Backup(*map(int, match.groups())) if match else None
+
+
+def is_count(value: Any) -> bool:
+    """Whether a value is a whole number from 1 on, Python's or NumPy's."""
+    try:
+        return not isinstance(value, bool) and operator.index(value) >= 1
+    except TypeError:
+        return False
 
 
 def sync(path: Path) -> None:

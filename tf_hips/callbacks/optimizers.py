@@ -44,6 +44,14 @@ def parts_of(model: keras.Model) -> list[Any]:
     return _each_once(part for one in optimizers_of(model) for part in parts(one))
 
 
+def counter(optimizer: Any) -> Any:
+    """The variable that counts the steps of an optimizer: with accumulated gradients all of them.
+
+    `iterations` are then those that change weights, and no variable. (A `MultiOptimizer` has one.)
+    """
+    return inner(optimizer)._iterations
+
+
 def name(optimizer: Any) -> str:
     """The class of an optimizer, and of its parts where it has several; for messages, too."""
     own = inner(optimizer)

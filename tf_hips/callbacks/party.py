@@ -29,6 +29,9 @@ class Lent(Protocol):
     def has_equal_steps(self) -> bool:
         """Whether members make equally many steps in a round, however many an epoch of each has."""
 
+    def forgotten_steps(self, optimizer: Any) -> int:
+        """Steps of an optimizer that it counts no longer, as the loop let its slots begin anew."""
+
     def whole(self) -> AbstractContextManager[None]:
         """While all replicas meet: the strategy reduces and gathers over all of them."""
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 
+from tf_hips.callbacks import optimizers
 from tf_hips.callbacks.party import Backups, Party
 from tf_hips.comm import primitives
 from tf_hips.errors import PeerError
@@ -41,6 +42,15 @@ class Peers:
     def cuts_executions(self) -> bool:
         """Whether executions may be shorter than `steps_per_execution`, as a loop cuts them."""
         return self.strategy is not None and self.strategy.loan is not None
+
+    def steps_made(self, optimizer: Any) -> int:
+        """Training steps that an optimizer of the model has counted.
+
+        Also those before a loop has let its slots begin anew, and what counts them.
+        """
+        loan = None if self.strategy is None else self.strategy.loan
+        forgotten = 0 if loan is None else loan.forgotten_steps(optimizer)
+        return int(optimizers.counter(optimizer).numpy()) + forgotten
 
     def gather(self, value: Any) -> list[Any]:
         """JSON values of all ranks of the party, in rank order."""

@@ -12,6 +12,7 @@ Files are TensorFlow checkpoints: any type, checked by checksums, read by any Te
 import contextlib
 import dataclasses
 import hashlib
+import os
 import sys
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,6 +26,8 @@ from tf_hips import log
 from tf_hips.callbacks.optimizers import optimizers_of
 from tf_hips.ps.terms.weights import bytes_of
 
+_OF_PATTERNS = frozenset("*?[]\\")
+_opened: dict[tuple[int, int], int] = {}  # folders that are read from, by device and inode
 # Optimizers of which was said that they are not saved.
 _told: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -138,7 +141,24 @@ def read(path: Path, chosen: Sequence[Entry]) -> None:
         tf.errors.NotFoundError: there is no such file.
         tf.errors.OpError, IndexError: the file is damaged.
     """
-    _checkpoint(chosen).read(str(path)).assert_existing_objects_matched().expect_partial()
+    status = _checkpoint(chosen).read(as_read(path))
+    status.assert_existing_objects_matched().expect_partial()
+
+
+def as_read(path: Path) -> str:
+    """`path` of a checkpoint, as TensorFlow reads what it has written there.
+
+    It takes what it reads for a pattern, in which a folder called `lr=[0.1]` is not found. The path
+    that is returned holds while this process lives, also where values are taken up later.
+    """
+    if _OF_PATTERNS.isdisjoint(str(path)):
+        return str(path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    status = os.fstat(folder)
+    kept = _opened.setdefault((status.st_dev, status.st_ino), folder)
+    if kept != folder:
+        os.close(folder)
+    return f"/proc/self/fd/{kept}/{path.name}"
 
 
 def check_whole(path: Path) -> None:
@@ -147,7 +167,7 @@ def check_whole(path: Path) -> None:
     Raises:
         tf.errors.OpError, IndexError: as `read`.
     """
-    reader = tf.train.load_checkpoint(str(path))
+    reader = tf.train.load_checkpoint(as_read(path))
     for name in reader.get_variable_to_dtype_map():
         reader.get_tensor(name)
 

@@ -8,7 +8,9 @@ from typing import Any
 import keras
 
 from tf_hips import log
+from tf_hips.callbacks import weights_file
 from tf_hips.callbacks.checkpoint_folder import CheckpointFolder
+from tf_hips.callbacks.folder import is_count
 from tf_hips.callbacks.optimizers import optimizers_of
 from tf_hips.callbacks.peers import Peers
 
@@ -22,7 +24,7 @@ class StepCheckpoint(keras.callbacks.Callback):
 
     Give it to `fit` on all workers; the one that saves models writes. It holds weights, not what a
     run needs to go on; that is `BackupAndRestore`. A disk that is full ends no run: what could not
-    be written is said, and the next one is tried.
+    be written is said, and the next one is tried. Writing takes as much memory as the weights.
     """
 
     def __init__(
@@ -48,10 +50,10 @@ class StepCheckpoint(keras.callbacks.Callback):
             ValueError: an argument is out of range.
         """
         super().__init__()
-        if isinstance(every, bool) or every < 1:
+        if not is_count(every):
             raise ValueError(f"`every` must be an int, at least 1. Received: every={every!r}")
-        if keep is not None and keep < 1:
-            raise ValueError(f"`keep` must be at least 1. Received: keep={keep}")
+        if keep is not None and not is_count(keep):
+            raise ValueError(f"`keep` must be an int, at least 1. Received: keep={keep!r}")
         self._folder = CheckpointFolder(directory)
         self._every = every
         self._keep = keep
@@ -133,14 +135,13 @@ class StepCheckpoint(keras.callbacks.Callback):
     def _step(self) -> int:
         if self._counting is None:
             # Where a step of one's own has other optimizers, the compiled one may stay at 0.
-            stepped = [one for one in optimizers_of(self.model) if int(one.iterations)]
+            made = self._peers.steps_made
+            stepped = [one for one in optimizers_of(self.model) if made(one)]
             if not stepped:
                 return 0
             is_compiled = stepped[0] is self.model.optimizer
-            self._counting = (
-                stepped[0] if is_compiled else max(stepped, key=lambda one: int(one.iterations))
-            )
-        return int(self._counting.iterations)
+            self._counting = stepped[0] if is_compiled else max(stepped, key=made)
+        return self._peers.steps_made(self._counting)
 
     def _write(self, step: int) -> None:
         self._written = step
@@ -148,7 +149,7 @@ class StepCheckpoint(keras.callbacks.Callback):
             return
         try:
             self._folder.write(
-                step, self._epoch, self._facts, lambda path: self.model.save_weights(str(path))
+                step, self._epoch, self._facts, lambda path: weights_file.write(self.model, path)
             )
             if self._keep is not None:
                 self._folder.prune(self._keep)

@@ -221,6 +221,7 @@ class Loop(Answers, keras.callbacks.Callback):
             "total": self._total_steps,
             "before": self._before,
             "applied": self.applied.place(),
+            "forgotten": self._slots.place(),
             "over": self._is_over,
         }
 
@@ -229,9 +230,17 @@ class Loop(Answers, keras.callbacks.Callback):
         self.round, self._epochs = place["round"], place["epochs"]
         self._total_steps, self._before = place["total"], place["before"]
         self.applied.go_on(place.get("applied", ()))
+        self._slots.go_on(place.get("forgotten", ()))
         # A party comes back behind its last meeting; in a run that goes on, training does, too.
         self._is_over = bool(self._model.stop_training) and place.get("over", False)
         self._has_ended = self._is_over
+
+    def forgotten_steps(self, optimizer: Any) -> int:
+        """Steps that an optimizer of the model made before its slots began anew, if it forgot them.
+
+        Its own count begins with them, unless a schedule of the learning rate goes by it.
+        """
+        return self._slots.forgotten(optimizer)
 
     @property
     def epochs(self) -> int:

@@ -8,6 +8,7 @@ docs/loops.md for the table).
 import itertools
 import math
 import numbers
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +26,9 @@ from tf_hips.ps.rules import UpdateRule
 from tf_hips.strategies.gradients import Gradient
 from tf_hips.strategies.loan import WORKER
 from tf_hips.strategies.party import PartyStrategy
+
+# In the text of a `functools.partial`, or of an object with `__call__`.
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 class FedAvg(Loop):
@@ -95,7 +99,7 @@ class FedAvg(Loop):
         if local_epochs is not None:
             local_epochs = checked.whole("local_epochs", local_epochs)
         prox_mu = checked.real("prox_mu", prox_mu, math.inf)
-        _check_participation(participation)
+        participation = _checked_participation(participation)
         if compat and (weighting is not None or scaffold or normalise):
             raise ValueError(
                 "`compat` is HiPS' own mean, and excludes `weighting`, `scaffold` and `normalise`. "
@@ -276,10 +280,9 @@ class FedAvg(Loop):
 
     def facts(self) -> dict[str, Any]:
         """What must be equal where a backup is taken up."""
-        own_text = getattr(self._local_steps, "__qualname__", str(self._local_steps))
         return {
             **super().facts(),
-            "`local_steps`": own_text,
+            "`local_steps`": _text_of(self._local_steps),
             "`local_epochs`": self._local_epochs,
             "`prox_mu`": self._proximal.mu if self._proximal is not None else 0.0,
             "`scaffold`": self._controls is not None,
@@ -390,12 +393,20 @@ class FedAvg(Loop):
         return corrected
 
 
-def _check_participation(value: Any) -> None:
+def _checked_participation(value: Any) -> int | float:
+    """An int or a share; of NumPy's numbers those of Python, which a backup can hold."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"`participation` must be a number. Received: participation={value!r}")
-    is_number = isinstance(value, numbers.Integral)
-    if not (float(value) >= 1 if is_number else 0.0 < float(value) <= 1.0):
+    found = int(value) if isinstance(value, numbers.Integral) else float(value)
+    if not (found >= 1 if isinstance(found, int) else 0.0 < found <= 1.0):
         raise ValueError(
             "`participation` must be a share above 0 and at most 1, or as an int a number of "
             f"members. Received: participation={value!r}"
         )
+    return found
+
+
+def _text_of(local_steps: Any) -> str:
+    """What `local_steps` are, the same in each process: how many, or which function."""
+    text = getattr(local_steps, "__qualname__", str(local_steps))
+    return _ADDRESS.sub("", text)

@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_hips import log
-from tf_hips.callbacks.optimizers import parts_of
+from tf_hips.callbacks.optimizers import inner, parts_of
 from tf_hips.errors import ConfigError
 from tf_hips.strategies import hooks
 
@@ -49,6 +49,8 @@ class FirstSlots:
         self._resets = resets
         # By the optimizer: a model may be compiled again.
         self._first: weakref.WeakKeyDictionary[Any, list[_First]] = weakref.WeakKeyDictionary()
+        # Steps that an optimizer counts no longer.
+        self._forgotten: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._begun: list[tf.Variable] = []  # as of `hooks`, where a backup finds it
         self._counted: list[Any] = []  # the optimizers that they are of
 
@@ -89,11 +91,27 @@ class FirstSlots:
         """
         for place, optimizer in enumerate(parts_of(self._model)):
             if optimizer.built:  # else it has made no step
+                before = int(optimizer._iterations.numpy())
                 self._restore(optimizer, is_refused=is_refused)
+                lost = before - int(optimizer._iterations.numpy())
+                self._forgotten[optimizer] = self.forgotten(optimizer) + lost
             if _is_scheduled(optimizer):
                 hooks.begun(optimizer).assign(optimizer._iterations.value)
                 for begun in self._begun[place : place + 1]:
                     begun.assign(optimizer._iterations.value)
+
+    def forgotten(self, optimizer: Any) -> int:
+        """Steps that an optimizer of the model counts no longer, as its slots began anew."""
+        return self._forgotten.get(inner(optimizer), 0)
+
+    def place(self) -> list[int]:
+        """What a backup keeps: the steps that are forgotten, in the order of `parts_of`."""
+        return [self.forgotten(one) for one in parts_of(self._model)]
+
+    def go_on(self, place: Sequence[int]) -> None:
+        """Takes up the place that a backup has."""
+        self._forgotten.clear()
+        self._forgotten.update(zip(parts_of(self._model), place, strict=False))
 
     def _restore(self, optimizer: Any, *, is_refused: bool) -> None:
         if optimizer not in self._first:

@@ -13,7 +13,7 @@
                              every interval was tested the seconds since the start of each accuracy
 
 Both projects name what a worker does in their own ways; all of those are read. DEVICE is `cpu`,
-`gpu0`, ..., and `cpu-1` for a second worker on the same.
+`gpu0`, ..., and `cpu-1` for a second worker of the party on one of that name.
 """
 
 import json

@@ -236,6 +236,10 @@ class Loan:
         """Whether members make equally many steps in a round, however many an epoch of each has."""
         return bool(self.owner.has_equal_steps())
 
+    def forgotten_steps(self, optimizer: Any) -> int:
+        """Steps of an optimizer that it counts no longer, as the loop let its slots begin anew."""
+        return int(self.owner.forgotten_steps(optimizer))
+
     def sizes(self) -> tuple[int, ...]:
         """Workers of each party that meets now, inside `whole()` or `in_party()`."""
         welcome = self._strategy._together()

@@ -31,10 +31,15 @@ class StopAt(keras.callbacks.Callback):
         super().__init__()
         self._num_steps = num_steps
 
+    def set_model(self, model: keras.Model) -> None:
+        """Remembers the model and who trains it."""
+        super().set_model(model)
+        self._peers = Peers(model)
+
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Looks whether it was the last."""
         del batch, logs
-        if int(self.model.optimizer.iterations) >= self._num_steps:
+        if self._peers.steps_made(self.model.optimizer) >= self._num_steps:
             self.model.stop_training = True
 
 
@@ -131,7 +136,7 @@ class Progress(keras.callbacks.Callback):
         """Begins an interval."""
         del logs
         self._number = epoch + 1
-        self._step_before = int(self.model.optimizer.iterations)
+        self._step_before = self._peers.steps_made(self.model.optimizer)
         if self._plan.tree is not None:
             self._number = self._count_files(self._plan.tree, epoch)
         self._all_before = self.steps_of_all()
@@ -159,7 +164,7 @@ class Progress(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Tells what the interval came to."""
         logs = dict(logs or {})
-        step = int(self.model.optimizer.iterations)
+        step = self._peers.steps_made(self.model.optimizer)
         seconds = self._end_of_steps - self._interval
         steps = step - self._step_before
         rounds_s: float | None = None

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import keras
 
+from tf_hips.callbacks import weights_file
+from tf_hips.callbacks.optimizers import counter
 from tf_hips.errors import ConfigError
 from tf_hips.report import trees
 
@@ -88,7 +90,7 @@ def load(model: keras.Model, found: Resumed, what: str) -> None:
             f"The weights to go on from must be of {what}. Received: {found.weights}, of another "
             f"model or damaged ({first})"
         ) from error
-    model.optimizer.iterations.assign(found.steps)
+    counter(model.optimizer).assign(found.steps)
     if asked_for is not None:
         rate.assign(asked_for)  # that of the file was the last run's
 
@@ -97,5 +99,5 @@ def save(model: keras.Model, folder: Path) -> None:
     """Writes the weights beside a `net.meta`; who reads them sees the whole old or new ones."""
     folder.mkdir(parents=True, exist_ok=True)
     draft = folder / f".{trees.WEIGHTS}"
-    model.save_weights(draft)
+    weights_file.write(model, draft)
     draft.replace(folder / trees.WEIGHTS)

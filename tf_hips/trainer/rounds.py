@@ -275,7 +275,7 @@ class RoundProgress(Progress):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Tells what was not told: another callback has stopped training, or data have ended."""
         del epoch
-        if int(self.model.optimizer.iterations) > self._step_before:
+        if self._peers.steps_made(self.model.optimizer) > self._step_before:
             self._tell(logs)
 
     def steps_of_all(self) -> int:

@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_hips import config
+from tf_hips.callbacks.optimizers import counter
 from tf_hips.data import sets, splits
 from tf_hips.errors import ConfigError, ToleranceError
 from tf_hips.ops.native import Floats
@@ -136,9 +137,7 @@ class Crowd:
         def train_step(self_: keras.Model, data: Any) -> Any:
             x, y = data
             rows, losses, scores = self._gradients(self_, x, y)
-            [vector] = tf.numpy_function(
-                aggregated, [rows, self_.optimizer.iterations], [tf.float32]
-            )
+            [vector] = tf.numpy_function(aggregated, [rows, counter(self_.optimizer)], [tf.float32])
             vector.set_shape([sum(sizes)])
             gradients = [
                 tf.reshape(part, one.shape)

@@ -15,6 +15,8 @@ import keras
 import tensorflow as tf
 
 from tf_hips import callbacks, config, log, models
+from tf_hips.callbacks.optimizers import counter
+from tf_hips.callbacks.peers import Peers
 from tf_hips.comm import primitives
 from tf_hips.data import sets, splits
 from tf_hips.errors import ConfigError, is_final
@@ -129,7 +131,7 @@ def _train(settings: Training, told: config.Run, name: str, data: sets.DataSet, 
     # Loops count from their first round on.
     done = 0 if resumed is None or rounds is not None else resumed.steps
     if resumed is not None and done == 0:
-        model.optimizer.iterations.assign(0)
+        counter(model.optimizer).assign(0)
     if done >= num_steps:
         raise ConfigError(
             f"A run that goes on must have steps left. Received: {done} of {num_steps} steps were "
@@ -226,8 +228,8 @@ def _train(settings: Training, told: config.Run, name: str, data: sets.DataSet, 
     write_event("result", test_accuracy=accuracy, fingerprint=fingerprint(model), seconds=seconds)
     if rank == 0:
         sys.stdout.write(
-            f"test accuracy {accuracy:.4f} after {int(model.optimizer.iterations)} steps in "
-            f"{seconds:.1f} s\n"
+            f"test accuracy {accuracy:.4f} after {Peers(model).steps_made(model.optimizer)} steps "
+            f"in {seconds:.1f} s\n"
         )
         sys.stdout.flush()
 
@@ -324,7 +326,7 @@ def _backup(
     """Backs up after each test."""
     if rounds is not None and isinstance(rounds.loop, CountedESync):
         return MetBackup(directory, rounds.loop)
-    return Backup(directory, lambda: num_steps - int(model.optimizer.iterations))
+    return Backup(directory, lambda: num_steps - Peers(model).steps_made(model.optimizer))
 
 
 def _identity(settings: Training, told: config.Run, rate: float) -> dict[str, Any]:
@@ -344,9 +346,11 @@ def _tree(settings: Training, told: config.Run) -> Path | None:
         return None
     site = told.uplink.site if told.uplink is not None else "local"
     device = _device()
-    local = primitives.local_rank()
+    # Several may share a GPU, and a party's machines a file system.
+    devices = primitives.gather_objects(device, "the devices of this party")
+    before = devices[: primitives.rank()].count(device)
     folder = Path(settings.tree_dir) / site.replace("/", "-")
-    folder /= device if device != "cpu" or not local else f"cpu-{local}"
+    folder /= f"{device}-{before}" if before else device
     goes_on = (
         settings.resume_from is not None and resuming.is_of(settings.resume_from, settings.tree_dir)
     ) or (settings.backup_dir is not None and has_backup(settings.backup_dir, told))
