@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import difflib
 import errno
+import io
 import os
 import platform
 import re
@@ -384,7 +385,11 @@ def _save(results: Sequence[tuple[str, npt.NDArray[Any]]]) -> None:
                     stack.callback(aside.unlink, missing_ok=True)
             try:
                 with aside.open("wb") as file:
-                    np.save(file, values)
+                    if file.seekable():
+                        np.save(file, values)
+                    else:  # NumPy asks for the place in a file, and a pipe has none
+                        np.save(whole := io.BytesIO(), values)
+                        file.write(whole.getbuffer())
             except OSError as error:
                 raise OSError(error.errno, error.strerror or str(error), name) from error
             asides.append((aside, path))
@@ -481,8 +486,9 @@ _BAD_HEADER = (SyntaxError, tokenize.TokenError, TypeError, OverflowError, Recur
 def _load(path: str) -> npt.NDArray[Any]:
     with Path(path).open("rb") as file:
         try:
+            source = file if file.seekable() else io.BytesIO(file.read())
             # Not np.load, which also takes archives and advises to load pickles.
-            data: npt.NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
+            data: npt.NDArray[Any] = np.lib.format.read_array(source, allow_pickle=False)
         except (*_BAD_HEADER, ValueError, EOFError, MemoryError) as error:
             reason = " ".join(str(error).split())
             raise CommandError(f"{path} must be a .npy file of numbers: {reason}") from error

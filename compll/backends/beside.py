@@ -46,11 +46,16 @@ def with_beside(plan: nodes.Plan) -> nodes.Plan:
 
 
 def _is_of_places(value: nodes.Expr, gradient: nodes.Var) -> TypeGuard[nodes.Filter]:
-    """Whether a filter chooses numbers of elements by what the gradient has there."""
+    """Whether a filter chooses numbers of elements by what the gradient has there.
+
+    Of a longer range places would be read behind the gradient, where an element is 0.
+    """
     if not isinstance(value, nodes.Filter):
         return False
     source, flags = value.source, value.flags
     if not isinstance(source, nodes.Elementwise) or not isinstance(flags, nodes.Elementwise):
+        return False
+    if not isinstance(source.size, nodes.Size) or not _is_ref(source.size.array, gradient):
         return False
     is_range = isinstance(source.value, nodes.Ref) and source.value.var is source.position
     return (

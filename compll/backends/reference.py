@@ -132,7 +132,8 @@ class Interpreter:
                 return self._sample(expr)
             case nodes.Filter():
                 found = np.asarray(self.eval(expr.source))[np.asarray(self.eval(expr.flags))]
-                return found if expr.limit is None else found[: self._length(expr.limit)]
+                # Not a length: a limit may be more than any vector has.
+                return found if expr.limit is None else found[: max(0, int(self.eval(expr.limit)))]
             case nodes.Sort():
                 return select.sort(self.eval(expr.source), expr.is_descending)
             case nodes.Hadamard():

@@ -92,6 +92,18 @@ def test_run_with_error_feedback(tmp_path, gradient, backend):
     assert np.isfinite(np.load(rest)).all()
 
 
+def test_run_between_pipes(tmp_path, gradient):
+    (given, to_give), (result, to_result) = os.pipe(), os.pipe()
+    with os.fdopen(given, "rb"), os.fdopen(result, "rb") as found, os.fdopen(to_result, "wb"):
+        with os.fdopen(to_give, "wb") as file:
+            file.write(Path(gradient).read_bytes())
+        run = ["run", TERNGRAD, "TernGradEncode", "--in"]
+        assert main([*run, f"/dev/fd/{given}", "--out", f"/dev/fd/{to_result}"]) == 0
+        assert main([*run, gradient, "--out", str(tmp_path / "p.npy")]) == 0
+        expected = (tmp_path / "p.npy").read_bytes()
+        assert found.read1(len(expected) + 1) == expected
+
+
 @pytest.mark.parametrize("unwritable", ["p.npy", "r.npy"])
 def test_a_residual_goes_on_only_with_its_packet(tmp_path, gradient, capsys, unwritable):
     files = {name: tmp_path / name for name in ("p.npy", "r.npy")}

@@ -274,6 +274,33 @@ def test_what_was_filtered_is_kept_beside_its_places():
             assert codec.encode(x).tobytes() == expected, (n, kind)
 
 
+LONGER_PLACES = """
+    int* where = filter(range(gradient.size + 3), [&](int i) -> uint1 { return gradient[i] >= 0; });
+    float* values = map(where, [&](int i) -> float { return gradient[i] + 1; });
+    uint32* places = map(where, [&](int i) -> uint32 { return i; });
+    out = concat(places, values);"""
+
+
+def test_places_behind_the_gradient_hold_0():
+    program = compll.compile_text(encoder(LONGER_PLACES), "longer")
+    reference, codec = compll.Reference(program), compiled(program)
+    behind = np.full(16, 7, np.float32)  # what is in memory there belongs to nobody
+    for n in (0, 5, 13):
+        x = behind[:n]
+        assert codec.encode(x).tobytes() == reference.encode(x).tobytes(), n
+
+
+def test_a_limit_may_be_more_than_any_vector_has():
+    text = encoder(
+        "out = concat(filter(gradient, [&](float g) -> uint1 { return g > 0; }, k));", ", int k"
+    )
+    program = compll.compile_text(text, "limited")
+    x = np.arange(-2, 3, dtype=np.float32)
+    whole = compll.Reference(program, k=5).encode(x)[PREFIX:]
+    for k in (2**40 + 1, 2**53):
+        np.testing.assert_array_equal(compll.Reference(program, k=k).encode(x)[PREFIX:], whole)
+
+
 def test_long_chains_are_refused_not_followed():
     """Each cut is a level of the length's expression; maps and sorts are not."""
     step = "float* v{0} = sort(filter(v{1}, [&](float g) -> uint1 {{ return g > 0; }}{2}), less);\n"
