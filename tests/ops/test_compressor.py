@@ -254,6 +254,7 @@ def test_chunk_sizes() -> None:
     assert chunk_sizes(1) == [1]
     assert chunk_sizes(CHUNK) == [CHUNK]
     assert chunk_sizes(2 * CHUNK + 3) == [CHUNK, CHUNK, 3]
+    assert chunk_sizes(np.int64(2 * CHUNK + 3)) == packet_sizes(np.prod([2 * CHUNK + 3]))
 
 
 def test_wire_bytes_is_the_sum_over_chunks() -> None:

@@ -10,9 +10,19 @@ import pytest
 
 import tf_hips
 from compll import pipeline, specification
+from compll.specification import Specification
 from tests.support import hurried
 from tf_hips.errors import LibraryError, PacketError, SpecificationError
-from tf_hips.ops import Key, error_feedback, jit, loaded, native, parse, registry
+from tf_hips.ops import (
+    Key,
+    error_feedback,
+    jit,
+    loaded,
+    native,
+    parse,
+    registry,
+    specifications,
+)
 
 pytestmark = pytest.mark.heavy  # compiles
 
@@ -141,17 +151,44 @@ def test_who_names_a_codec_that_another_thread_is_loading_waits(
         except Exception as error:  # noqa: BLE001 - compared below
             found.append(type(error).__name__)
 
-    def add(algorithm: registry.Algorithm) -> None:
+    def add(algorithm: registry.Algorithm, *, is_ours: bool) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(jit, "_lock", Held())
             other = threading.Thread(target=ask, args=(algorithm.name,))
             other.start()
             other.join()
         assert loaded.table(algorithm.name) is not None
-        whole(algorithm)
+        whole(algorithm, is_ours=is_ours)
 
     whole = registry.add
     monkeypatch.setattr(registry, "add", add)
     spec.write_text(SPEC + "// another content\n")
     assert parse(tf_hips.load(spec)(bits=2).text).params
     assert found == ["Waiting"]
+
+
+def test_what_another_process_named_is_not_what_a_stem_means_here(
+    spec: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither before a file of that name is loaded here, nor for a moment afterwards."""
+    meant = []
+
+    def add(library: Path, *, is_ours: bool = True) -> registry.Algorithm:
+        """Without a library, which takes a compiler."""
+        found = registry.Algorithm(library.name, op="loaded")
+        registry.add(found, is_ours=is_ours)
+        meant.append(registry.newest("scaled"))
+        return found
+
+    monkeypatch.setattr(registry, "_newest", {})
+    monkeypatch.setattr(registry, "_loaded", {})
+    monkeypatch.setattr(loaded, "add", add)
+    monkeypatch.setattr(specifications, "library", lambda one: Path(specifications.full_name(one)))
+    theirs = [Specification("scaled", (("", f"{SPEC}// {k}\n".encode()),)) for k in range(2)]
+    first, second = (specifications.full_name(one) for one in theirs)
+    specifications.keep({first: theirs[0].data.decode(), second: theirs[1].data.decode()})
+    assert parse(first).name == first
+    ours = tf_hips.load(spec).name
+    assert parse(second).name == second
+    assert meant == [None, ours, ours]
+    assert parse("scaled").name == ours

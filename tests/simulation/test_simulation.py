@@ -300,6 +300,13 @@ def test_the_command_prints_a_table_and_writes_json(
         ("name: sync", "name: async", "`name` must be one of sync"),
         ("parameters: 1000000", "parameters: 0", "`parameters` must be from 1"),
         ("parameters: 1000000, ", "", "Either `parameters` or `shapes`"),
+        ("parameters: 1000000", "shapes: [[5], [-3, 4]]", r"`shapes\[1\]` must be sizes from 0"),
+        (
+            "parameters: 1000000",
+            "shapes: [[1099511627776], [1]]",
+            r"`shapes` must be of at most 2\^40 elements in all\. Received: shapes=1099511627777",
+        ),
+        ("count: 30", "count: 100000", "`groups` must be at most 100000 sites for esync-compat"),
         ("onebit", "onebti", "onebit"),
         ("rounds: 6", "rounds: 2", "`rounds` must be from 4"),
         ("up_mbps: 20", "up_mbps: .inf", "`up_mbps` must be > 0 and finite"),

@@ -9,6 +9,7 @@ this text travels between processes, so two compressors are the same if and only
 import dataclasses
 import functools
 import math
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 
@@ -39,7 +40,7 @@ def chunk_sizes(n: int) -> list[int]:
     """Returns the elements of each chunk of a tensor of n elements; no chunk when n is 0."""
     if n < 0:
         raise ValueError(f"`n` must be at least 0. Received: n={n}")
-    full, rest = divmod(n, CHUNK)
+    full, rest = divmod(operator.index(n), CHUNK)  # what NumPy compares repeats no list
     return [CHUNK] * full + [rest] * (rest > 0)
 
 

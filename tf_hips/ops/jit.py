@@ -133,11 +133,8 @@ def algorithm(name: str, also: Iterable[str] = ()) -> registry.Algorithm:
     if loaded.NAME.fullmatch(name) is not None and not registry.holds(name):
         with _lock:
             if not registry.holds(name):
-                found = specifications.find(name)
-                before = registry.newest(name.partition("@")[0])
-                loaded.add(specifications.library(found))
-                if before is not None:  # what another process named does not change what ours means
-                    registry.add(registry.find(before))
+                # What another process named changes nothing of what a stem means here.
+                loaded.add(specifications.library(specifications.find(name)), is_ours=False)
     return registry.find(name, also)
 
 

@@ -127,10 +127,14 @@ def _open(path: Path) -> ctypes.CDLL:
         return ctypes.CDLL(str(link))
 
 
-def add(path: Path) -> registry.Algorithm:
+def add(path: Path, *, is_ours: bool = True) -> registry.Algorithm:
     """Makes the codec in a library known to the registry, the native face and TensorFlow.
 
     Adding one again changes nothing.
+
+    Args:
+        path: of the library.
+        is_ours: as for `registry.add`.
 
     Raises:
         LibraryError: as for `identity`, or the library was built for another version of tf_hips.
@@ -161,7 +165,7 @@ def add(path: Path) -> registry.Algorithm:
         library.add_codec(name, address)
         _tables[name] = address
         # Last: who finds it there, in another thread, needs all else.
-        registry.add(algorithm)
+        registry.add(algorithm, is_ours=is_ours)
         return algorithm
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The codecs for processes without TensorFlow: NumPy arrays and byte buffers, through ctypes.
 
-Calls release the GIL and use as many threads as there are processors (TF_HIPS_NUM_THREADS
+Calls release the GIL and use as many threads as there are processors, up to 64 (TF_HIPS_NUM_THREADS
 overrides); the result does not depend on that number. Buffers are not copied. Packets are checked
 before anything is written, so any bytes are safe.
 """
@@ -108,6 +108,8 @@ def encode(
     Raises:
         TypeError: an array has another dtype or layout.
         ValueError: sizes differ, or `kept` is missing or superfluous.
+        PacketError: a loaded codec's Decode refuses what its Encode has made; `kept` is then new of
+            some chunks and old of others, and of one that failed its momentum alone may be new.
     """
     compressor = check_stage(compressor.at(key.step))
     values = _floats(x, "x")

@@ -343,10 +343,17 @@ _loaded: dict[str, Algorithm] = {}
 _newest: dict[str, str] = {}
 
 
-def add(algorithm: Algorithm) -> None:
-    """Adds a loaded algorithm; its stem alone now means this one."""
+def add(algorithm: Algorithm, *, is_ours: bool = True) -> None:
+    """Adds a loaded algorithm.
+
+    Args:
+        algorithm: one with a hash in its name.
+        is_ours: whether its stem alone means this one from now on; not of what another process
+            named, and nobody here chose.
+    """
     _loaded[algorithm.name] = algorithm
-    _newest[algorithm.name.partition("@")[0]] = algorithm.name
+    if is_ours:
+        _newest[algorithm.name.partition("@")[0]] = algorithm.name
 
 
 def holds(name: str) -> bool:

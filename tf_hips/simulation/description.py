@@ -7,9 +7,10 @@ from pathlib import Path
 
 from tf_hips import config
 from tf_hips.errors import ConfigError
+from tf_hips.esync import compat
 from tf_hips.esync.rule import Pace
 from tf_hips.ops import compressor as compressors
-from tf_hips.ps.terms.model import Model
+from tf_hips.ps.terms.model import MAX_ELEMENTS, Model
 
 METHODS = ("sync", "fedavg", "esync", "esync-compat", "fedbuff")
 VERSION = 1
@@ -53,7 +54,13 @@ class Traffic:
         if (self.parameters is None) == (not self.shapes):
             raise ConfigError("Either `parameters` or `shapes` must say how large the model is.")
         if self.parameters is not None:
-            _check("parameters", self.parameters, 1 <= self.parameters <= 1 << 40, "from 1 to 2^40")
+            is_right = 1 <= self.parameters <= MAX_ELEMENTS
+            _check("parameters", self.parameters, is_right, "from 1 to 2^40")
+        for place, shape in enumerate(self.shapes):
+            is_right = all(0 <= side <= MAX_ELEMENTS for side in shape)
+            _check(f"shapes[{place}]", shape, is_right, "sizes from 0 to 2^40")
+        elements = sum(map(math.prod, self.shapes))
+        _check("shapes", elements, elements <= MAX_ELEMENTS, "of at most 2^40 elements in all")
         try:
             up = compressors.resolve(self.compression)
             compressors.check_makes_packets(up, "compression", may_be_mixed=True)
@@ -216,6 +223,10 @@ class Description:
         if not self.groups or not self.methods:
             raise ConfigError("`groups` and `methods` must have an entry at least.")
         _check("groups", self.num_sites, self.num_sites <= MAX_SITES, f"at most {MAX_SITES} sites")
+        if any(method.name == "esync-compat" for method in self.methods):
+            is_right = self.num_sites <= compat.MAX_WORKERS
+            text = f"at most {compat.MAX_WORKERS} sites for esync-compat"
+            _check("groups", self.num_sites, is_right, text)
         _check("rounds", self.rounds, 4 <= self.rounds <= MAX_ROUNDS, f"from 4 to {MAX_ROUNDS}")
         _check("seed", self.seed, 0 <= self.seed < 1 << 63, "from 0 to 2^63")
 

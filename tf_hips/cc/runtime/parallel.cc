@@ -129,13 +129,15 @@ void ForgetThePool() {
   making_the_pool.clear();
 }
 
+// While the library is loaded. With the first pool it would be too late: another thread could fork
+// just before, and its child would wait for ever for a pool that nobody makes.
+[[maybe_unused]] const int kForgets = pthread_atfork(nullptr, nullptr, ForgetThePool);
+
 // Null where there is no memory for one.
 Pool* ThePool() {
   if (Pool* pool = the_pool.load(std::memory_order_acquire)) return pool;
   while (making_the_pool.test_and_set(std::memory_order_acquire)) std::this_thread::yield();
   if (the_pool.load(std::memory_order_relaxed) == nullptr) {
-    static const int registered = pthread_atfork(nullptr, nullptr, ForgetThePool);
-    (void)registered;
     Pool* made = nullptr;
     try {
       made = new Pool;
