@@ -100,6 +100,28 @@ def test_no_two_runs_of_many_are_drawn_alike(tmp_path):
     assert len(drawn) == len(lines) == 18
 
 
+def test_of_too_many_workers_both_ends_are_drawn(tmp_path, monkeypatch):
+    assert (figures._MOST_ROWS, figures._MOST_LINES) == (60, 20)
+    assert figures._MOST_LINES <= len(canvas.COLOURS) * len(canvas._LINES)
+    monkeypatch.setattr(figures, "_MOST_ROWS", 6)
+    monkeypatch.setattr(figures, "_MOST_LINES", 4)
+    [run] = runs.read(write_events(tmp_path / "a", trained()))
+    crowd = [
+        runs.Worker(f"w{n}/worker0", 1, 100.0, float(n), local_steps=(1 + n, 1)) for n in range(8)
+    ]
+    many = [dataclasses.replace(run, workers=tuple(crowd))]
+    [axes] = figures._shares(many).axes
+    names = [one.get_text() for one in axes.get_yticklabels()]
+    assert names == [f"w{n}/worker0" for n in (0, 1, 2, 5, 6, 7)]
+    assert axes.get_xlabel().endswith("\n2 workers between them are not shown")
+    assert axes.get_ylim() == (5.5, -0.5)
+    [axes] = figures._local_steps(many).axes
+    assert [one.get_label() for one in axes.get_lines()] == [f"w{n}/worker0" for n in (0, 1, 6, 7)]
+    assert axes.get_xlabel().startswith("round; 4 workers between ")
+    [axes] = figures._local_steps([dataclasses.replace(run, workers=tuple(crowd[:4]))]).axes
+    assert axes.get_xlabel() == "round"
+
+
 def test_a_run_of_one_process_is_drawn_beside_those_of_its_split(tmp_path):
     def made(mode, split, sites=("local",)):
         name = f"{mode}, {split}"

@@ -2,11 +2,13 @@
 """What all figures of reports have in common: colours, size, axes and legend."""
 
 import textwrap
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+_Row = TypeVar("_Row")
 
 INK, _GRID = "#222222", "#e6e6e6"
 # Apart from each other for the colour-blind, too (Okabe and Ito, 2008), without the yellow.
@@ -76,13 +78,27 @@ def name_rows(axes: Any, names: Sequence[str]) -> None:
     """Writes a name left of each row, the first on top; long ones make the figure higher."""
     texts = [wrapped(one, _ROW_LETTERS) for one in names]
     axes.set_yticks(range(len(texts)), texts)
-    if not axes.yaxis_inverted():
-        axes.invert_yaxis()
+    # As much room beyond the outer rows, however many there are.
+    axes.set_ylim(len(texts) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
     more = max(one.count("\n") for one in texts) - 1
     if more > 0:
         drawn = axes.figure
         drawn.set_figheight(drawn.get_figheight() + more * _LINE_HEIGHT * len(texts))
+
+
+def both_ends(
+    rows: Sequence[_Row], most: int, key: Callable[[_Row], float]
+) -> tuple[list[_Row], int]:
+    """Of too many rows those with the largest and with the smallest `key`; how many are left out.
+
+    They keep their order. Who is in the middle is as most are.
+    """
+    if len(rows) <= most:
+        return list(rows), 0
+    ranked = sorted(range(len(rows)), key=lambda place: key(rows[place]))
+    kept = sorted([*ranked[: most // 2], *ranked[-(most // 2) :]])
+    return [rows[place] for place in kept], len(rows) - len(kept)
 
 
 def wrapped(text: str, letters: int) -> str:

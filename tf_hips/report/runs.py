@@ -275,11 +275,10 @@ def from_events(events: Sequence[Event], source: Path) -> Run:
         ((time_us - begin) / 1e6, accuracy) for time_us, accuracy in rounds.epochs(events)
     )
     ended = rounds.result(events)
-    names = sorted({(event["site"], event["rank"]) for event in events})
-    workers = tuple(
-        _worker([event for event in events if (event["site"], event["rank"]) == name])
-        for name in names
-    )
+    of_workers: dict[tuple[str, int], list[Event]] = {}
+    for event in events:
+        of_workers.setdefault((event["site"], event["rank"]), []).append(event)
+    workers = tuple(_worker(of_workers[name]) for name in sorted(of_workers))
     try:
         traffic = rounds.traffic(events)
     except ConfigError:  # one device, or one party
