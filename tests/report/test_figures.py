@@ -60,6 +60,28 @@ def test_long_names_of_folders_have_room(tmp_path, letters):
         assert_has_room(figure)
 
 
+def test_names_are_drawn_as_they_are(tmp_path):
+    """matplotlib reads formulae between dollars, and hides names that begin with an underscore."""
+    names = ("price $\\foo$", "5$ and 6$", "_old")
+    [run] = runs.read(write_events(tmp_path, trained()))
+    found = [dataclasses.replace(run, label=name, subject="$x$ on $y$") for name in names]
+    drawn = [figures._of_accuracy(found)["accuracy-iid"], figures._of_bars(found)["throughput"]]
+    for figure in drawn:
+        figure.canvas.draw()
+        [axes] = figure.axes
+        legend = axes.get_legend()
+        texts = legend.get_texts() if legend else axes.get_yticklabels()
+        shown = [one._preprocess_math(one.get_text()) for one in texts]
+        assert [(text.strip(), is_formula) for text, is_formula in shown] == [
+            (name, False) for name in names
+        ]
+    title = drawn[0].get_suptitle()
+    assert drawn[0]._suptitle._preprocess_math(title) == (
+        "Test accuracy of $x$ on $y$, IID data",
+        False,
+    )
+
+
 def test_a_long_text_keeps_its_ends():
     assert canvas.wrapped("sync, lenet on digits", 12) == "sync, lenet\non digits"
     assert canvas.wrapped("run\npeer", 12) == "run\npeer"

@@ -28,7 +28,7 @@ def figure(title: str, height: float) -> "tuple[Figure, Any]":
 
     drawn = Figure(figsize=(_WIDTH, height), layout="constrained", facecolor="white")
     FigureCanvasAgg(drawn)
-    drawn.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK)
+    drawn.suptitle(_as_it_is(title), x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK)
     axes = drawn.subplots()
     axes.grid(visible=True, which="major", color=_GRID, linewidth=0.8)
     axes.set_axisbelow(True)
@@ -53,8 +53,10 @@ def legend(axes: Any) -> None:
     To be called last: the names of rows take of that room. A high legend makes the figure higher.
     """
     drawn = axes.figure
-    handles, labels = axes.get_legend_handles_labels()
-    texts = [wrapped(one, _LEGEND_LETTERS) for one in labels]
+    handles = [*axes.get_lines(), *axes.containers]
+    texts = [_as_it_is(wrapped(one.get_label(), _LEGEND_LETTERS)) for one in handles]
+    # matplotlib leaves out what begins so; a folder may be called so.
+    texts = [f" {one}" if one.startswith("_") else one for one in texts]
     renderer = drawn.canvas.get_renderer()
     room = drawn.bbox.width - (axes.bbox.x0 - axes.get_tightbbox(renderer).x0)
     for columns in range(_MAX_LEGEND_COLUMN, 0, -1):
@@ -77,7 +79,7 @@ def legend(axes: Any) -> None:
 def name_rows(axes: Any, names: Sequence[str]) -> None:
     """Writes a name left of each row, the first on top; long ones make the figure higher."""
     texts = [wrapped(one, _ROW_LETTERS) for one in names]
-    axes.set_yticks(range(len(texts)), texts)
+    axes.set_yticks(range(len(texts)), [_as_it_is(one) for one in texts])
     # As much room beyond the outer rows, however many there are.
     axes.set_ylim(len(texts) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
@@ -85,6 +87,11 @@ def name_rows(axes: Any, names: Sequence[str]) -> None:
     if more > 0:
         drawn = axes.figure
         drawn.set_figheight(drawn.get_figheight() + more * _LINE_HEIGHT * len(texts))
+
+
+def _as_it_is(text: str) -> str:
+    """The text for matplotlib, to which what stands between two `$` is a formula."""
+    return text.replace("$", r"\$")
 
 
 def both_ends(
