@@ -3,11 +3,12 @@
 
 import dataclasses
 import warnings
+import xml.dom.minidom
 
 import pytest
 
 from tests.report.test_runs import trained, write_events, write_tree
-from tf_hips.report import canvas, figures, peer_figures, runs
+from tf_hips.report import canvas, figures, page, peer_figures, runs
 from tf_hips.report.peers import Mark
 
 
@@ -75,6 +76,11 @@ def test_names_are_drawn_as_they_are(tmp_path):
         assert [(text.strip(), is_formula) for text, is_formula in shown] == [
             (name, False) for name in names
         ]
+    odd = [dataclasses.replace(run, label=name) for name in ("bad\udcffname", "bell\x07")]
+    figure = figures._of_accuracy(odd)["accuracy-iid"]
+    text = page.svg(figure, "accuracy-iid")
+    xml.dom.minidom.parseString(text)
+    assert "<td>bad name</td>" in page.page(odd, {"accuracy-iid": text}, "T").encode().decode()
     title = drawn[0].get_suptitle()
     assert drawn[0]._suptitle._preprocess_math(title) == (
         "Test accuracy of $x$ on $y$, IID data",

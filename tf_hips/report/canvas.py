@@ -5,6 +5,8 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tf_hips.log import printable
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -90,8 +92,11 @@ def name_rows(axes: Any, names: Sequence[str]) -> None:
 
 
 def _as_it_is(text: str) -> str:
-    """The text for matplotlib, to which what stands between two `$` is a formula."""
-    return text.replace("$", r"\$")
+    """The text for matplotlib, to which what stands between two `$` is a formula.
+
+    What is no text of Unicode, as names of folders may be, or no character is a space.
+    """
+    return "\n".join(printable(line) for line in text.split("\n")).replace("$", r"\$")
 
 
 def both_ends(
