@@ -408,6 +408,9 @@ def test_what_is_no_run_is_refused(tmp_path):
     other.write_text('{"a": {"b": {"accuracy_list": ["x"]}}}')
     with pytest.raises(ConfigError, match="must be a summary of ESync"):
         runs.read(other)
+    [file, _] = sorted(write_events(tmp_path / "logs", trained()).iterdir())
+    with pytest.raises(ConfigError, match=re.escape(f"as their folder, {file.parent}. Received: ")):
+        runs.read(file)
 
 
 def test_a_folder_that_is_no_run_is_left_out(tmp_path):

@@ -163,6 +163,11 @@ def read(path: str | Path) -> list[Run]:
     """
     path = Path(path)
     if path.is_file():
+        if path.suffix == ".jsonl":
+            raise ConfigError(
+                f"The events of a run must be given as their folder, {path.parent}. Received: "
+                f"{path}, one process's"
+            )
         return [from_summary(trees.read_summary(path), path)]
     if not path.is_dir():
         raise ConfigError(f"A run must be a folder or a summary. Received: {path}, which is none")
