@@ -14,6 +14,7 @@ import json
 import os
 import re
 import reprlib
+import stat
 import types
 import typing
 from collections.abc import Mapping
@@ -210,8 +211,14 @@ def write(value: Any, path: str | Path, version: int) -> None:
 
 
 def write_whole(text: str, path: str | Path) -> None:
-    """Writes a file that a reader sees whole or not at all; in UTF-8."""
+    """Writes a file that a reader sees whole or not at all; in UTF-8.
+
+    What is no regular file (`/dev/stdout`, a pipe, a link) is written to and stays what it is.
+    """
     path = Path(path)
+    if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
+        path.write_text(text, encoding="utf-8")
+        return
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         aside.write_text(text, encoding="utf-8")

@@ -93,7 +93,7 @@ venv_is_sound() {
   [ "$tensorflow" = tensorflow-cpu ] && [ "$machine" = x86_64 ] || other='tensorflow_cpu-2*'
   [ ! -e "$unfinished" ] && [ -x "$venv/bin/python" ] &&
     venv_version=$("$venv/bin/python" -c 'import pip, sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) &&
-    grep -qxE "command = .* $venv" "$venv/pyvenv.cfg" &&
+    [[ $(sed -n 's/^command = //p' "$venv/pyvenv.cfg") == *" $venv" ]] &&
     ! compgen -G "$venv/lib/python*/site-packages/$other.dist-info" >/dev/null &&
     { [ -z "$wanted_python" ] || [ "$venv_version" = "$base_version" ]; }
 }

@@ -41,6 +41,13 @@ def parser() -> tuple[argparse.ArgumentParser, config_file.ConfigFile]:
     return own, own.get_default("file")
 
 
+def test_a_file_has_the_choices_of_the_options(run: Run, tmp_path: Path) -> None:
+    path = written(tmp_path, "parties: [a]\ninsecure: true\nvote: loud\n")
+    code, printed, error = run("--config", path, "--print-config")
+    assert (code, printed) == (1, "")
+    assert "server.yaml: `vote` must be one of digest, exact, tolerant. Received: 'loud'" in error
+
+
 def test_the_command_line_counts_more_than_the_file(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

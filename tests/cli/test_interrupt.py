@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ctrl-C while a command still loads, or waits for others: exit code 130 and no traceback."""
+"""What comes from outside: Ctrl-C while a command still loads, or waits for others, which is exit
+code 130 and no traceback; a terminal, or streams, that are closed.
+"""
 
 import contextlib
 import select
@@ -9,6 +11,9 @@ import subprocess
 import sys
 
 import pytest
+
+from tf_hips import cli
+from tf_hips.ps.session.settings import ServerConfig
 
 # The first import of one of these is interrupted, as by Ctrl-C at that moment.
 INTERRUPTED = """
@@ -69,3 +74,44 @@ def test_ctrl_c_waits_for_no_server_that_is_silent() -> None:
         asking.send_signal(signal.SIGINT)
         said = asking.communicate(timeout=30)[1]
         assert (asking.returncode, said) == (130, "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_server_ends_in_peace_and_leaves_what_is_ignored(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGHUP comes where its terminal is closed, and is ignored under nohup and `tf-hips up`."""
+    ends = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = {one: signal.getsignal(one) for one in ends}
+    told: list[object] = []
+
+    def serve(config: ServerConfig, announce: object) -> None:
+        handler = signal.getsignal(number)
+        if callable(handler):
+            handler(number, None)
+        told.append(handler)
+
+    monkeypatch.setattr("tf_hips.ps.server.foreground.serve", serve)
+    try:
+        for handler in (signal.SIG_DFL, signal.SIG_IGN):
+            signal.signal(number, handler)
+            with pytest.raises(SystemExit) as ended:
+                cli.main(["server", "--parties", "a", "--insecure"])
+            assert ended.value.code == 0
+            assert told == [signal.SIG_IGN] * (handler == signal.SIG_IGN)
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+
+def test_streams_that_the_caller_has_closed_lead_nowhere() -> None:
+    code = (
+        "import os, sys\nfrom tf_hips import cli\n"
+        "try:\n    cli.main(['run', '--no-such-option', 'train.py'])\n"
+        "except SystemExit as ended:\n    code = ended.code\n"
+        "print('not into what is opened next')\nbehind = os.open('/dev/null', 0)\n"
+        "inherited = os.system('echo >&1 && echo >&2 && read line')\n"
+        "sys.exit(0 if (code, behind > 2, inherited >> 8) == (2, True, 1) else 9)"
+    )
+    closed = ["sh", "-c", 'exec "$0" -c "$1" <&- >&- 2>&-', sys.executable, code]
+    assert subprocess.run(closed, check=False, timeout=30).returncode == 0

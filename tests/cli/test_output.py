@@ -22,6 +22,7 @@ def shown(terminal: io.BytesIO) -> str:
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
 
 
 def test_prefixes_have_a_colour_per_role_on_a_terminal() -> None:
@@ -39,6 +40,23 @@ def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     out = Terminal()
     Printer(out, io.BytesIO(), None).line("a", "x", is_error=False)
     assert shown(out) == "[a] x\n"
+
+
+def test_an_empty_no_color_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "")
+    out = Terminal()
+    Printer(out, io.BytesIO(), None).line("a", "x", is_error=False)
+    assert shown(out) == "\x1b[36m[a]\x1b[0m x\n"
+
+
+def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    out = Terminal()
+    printer = Printer(out, io.BytesIO(), "a")
+    printer.state("a", "5 %")
+    printer.line("a", "\x1b[1mbold\x1b[0m", is_error=False)
+    printer.finish()
+    assert shown(out) == "[a] bold\n"
 
 
 def test_escapes_are_taken_out_where_there_is_no_terminal() -> None:

@@ -4,6 +4,7 @@
 import contextlib
 import io
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -260,6 +261,26 @@ def test_wait_for_file_has_a_deadline(tmp_path: Path) -> None:
         job.start("server", python(SLEEP), os.environ, is_service=True)
         with pytest.raises(TimeoutError, match=r"never did not appear within 0\.2 s"):
             job.wait_for_file(tmp_path / "never", 0.2)
+
+
+def test_a_job_may_open_more_files_than_a_process_mostly_has() -> None:
+    """Its children may open as many as without it."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = {int(one.name) for one in Path("/proc/self/fd").iterdir()}
+    few = [number for number in range(100) if number not in taken][16]
+    output = Output()
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (few, before[1]))
+        with Job(out=output.out, err=output.err) as job:
+            for number in range(10):  # two pipes each
+                job.start(f"w{number}", ["sh", "-c", "ulimit -Sn && ulimit -Hn"], os.environ)
+            assert job.wait() is None
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (few, before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    told = [line.split()[1] for line in output.lines()]
+    hard = "unlimited" if before[1] == resource.RLIM_INFINITY else str(before[1])
+    assert sorted(told) == sorted([str(few), hard] * 10)
 
 
 def test_handlers_are_restored() -> None:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files, folders and numbers that cannot be: one line that says what was expected, at once."""
 
+import argparse
 import errno
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 
 from tf_hips import cli, config
 from tf_hips.cli import arguments, party, run
+from tf_hips.cli.arguments import UsageError
 from tf_hips.cli.children import Failure
 from tf_hips.errors import ConfigError
 
@@ -177,6 +180,56 @@ def test_horovodrun_gets_slots_of_every_host(
     told = (tmp_path / "told").read_text()
     assert "-np 3 -H far:1,farther:2 " in told
     assert "--hostfile" not in told
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["west1 slot=4", "west1 slots = 4", "west1:4", "west1 slots=0", "me@west1", "-oX slots=2"],
+)
+def test_a_line_of_a_hostfile_that_is_none_is_refused(line: str, tmp_path: Path) -> None:
+    """A misspelt one would be one slot, or a traceback of horovodrun's."""
+    (tmp_path / "hosts").write_text(f"west0 slots=2\n{line}\n")
+    options = argparse.Namespace(hosts=None, hostfile=str(tmp_path / "hosts"))
+    with pytest.raises(UsageError, match="`HOST slots=N` in a file") as refused:
+        party._hosts(options)
+    assert repr(line) in str(refused.value)
+
+
+def test_a_name_without_an_address_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unknown(name: str) -> str:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    for resolve, said in (
+        (unknown, "west1 resolves to no address here (Name or service not known), "),
+        (lambda name: "127.0.1.1", "west1 resolves to a loopback address here, "),
+        (lambda name: "10.0.0.1", ""),
+    ):
+        monkeypatch.setattr(socket, "gethostbyname", resolve)
+        party._warn_of_own_name("west1")
+        error = capsys.readouterr().err
+        assert error.count("\n") == bool(said)
+        assert said in error
+
+
+def test_what_is_no_file_is_written_to_and_stays(tmp_path: Path) -> None:
+    """As root a new file could take the place of /dev/null."""
+    pipe, link, file = (tmp_path / name for name in ("pipe", "link", "file"))
+    os.mkfifo(pipe)
+    link.symlink_to(file)
+    file.write_text("before")
+    with os.fdopen(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)) as reader:
+        for path in (pipe, link):
+            arguments.check_output("--announce", str(path))
+            config.write_whole(f"to {path.name}\n", path)
+        assert reader.read() == "to pipe\n"
+    assert pipe.is_fifo() and link.is_symlink()
+    assert file.read_text() == "to link\n"
+    link.unlink()
+    link.symlink_to(tmp_path)
+    with pytest.raises(UsageError, match="--announce must be a file"):
+        arguments.check_output("--announce", str(link))
 
 
 def test_a_server_nobody_joined_is_explained(capsys: pytest.CaptureFixture[str]) -> None:

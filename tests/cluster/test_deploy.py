@@ -387,6 +387,15 @@ def test_programs_stay_programs_and_output_is_not_input(source: Path) -> None:
     assert mode & stat.S_IXUSR
 
 
+def test_the_folder_of_the_script_can_take_them(source: Path) -> None:
+    """What was written there is no part of the script: each call writes the same, and no more."""
+    job = source.parent / "job"
+    for _ in range(2):
+        assert deploy(source, "--to", str(job)) == 0
+    names = {path.relative_to(job / "job").as_posix() for path in (job / "job").rglob("*.*")}
+    assert names == {"train.py", "parts/model.py"}
+
+
 @pytest.mark.parametrize(
     ("keys", "said"),
     [

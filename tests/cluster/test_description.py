@@ -138,6 +138,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"server": {"lost_after": 0}},
         "server: `lost_after` must be a number of seconds > 0",
     ),
+    "no choice": (
+        {"server": {"late": "sideways"}},
+        "server: `late` must be one of next, drop. Received: 'sideways'",
+    ),
+    "no choice of a party": (
+        {"party": {"intra": "gloo"}},
+        "party: `intra` must be one of horovod, ps. Received: 'gloo'",
+    ),
     "unknown codec": ({"party": {"compression": "onebti"}}, "party: `compression`"),
     "derived option": (
         {"server": {"bind": "h:1"}},
@@ -286,6 +294,12 @@ def test_no_key_travels_with_the_script(folder: Path) -> None:
     with pytest.raises(ConfigError, match="is a private key, and would be sent to all sites"):
         sent(folder)
     assert ("party-west", "w2") in sent(folder, exclude=["id"])
+    secret.write_text(
+        "-----BEGIN RSA PRIVATE KEY-----\r\nProc-Type: 4,ENCRYPTED\r\n"
+        f"DEK-Info: AES-128-CBC,E31F\r\n\r\n{'b3Bl' * 16}\r\n"
+    )
+    with pytest.raises(ConfigError, match="is a private key"):
+        sent(folder)
 
 
 @pytest.mark.parametrize(
@@ -380,6 +394,25 @@ def test_after_a_broken_connection_the_machine_is_asked_again(
     assert (outcome.is_good, outcome.state) == (is_good, state)
     assert outcome.detail.startswith("the connection broke")
     assert asked == ["start" if act == "up" else "stop", "look"]
+
+
+@pytest.mark.parametrize("act", ["up", "down"])
+def test_less_than_a_second_is_not_none(
+    act: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machines count whole seconds; after none, `down` would kill at once."""
+    told: list[list[str]] = []
+
+    def call(host: str, options: object, verb: str, words: list[str], *_: object) -> ssh.Answer:
+        told.append(words)
+        return ssh.Answer((("killed" if verb == "stop" else "slow", "7"),), 0, "", "")
+
+    monkeypatch.setattr(ssh, "call", call)
+    cluster = load(folder)
+    heard: list[fleet.Outcome] = []
+    getattr(fleet, act)(cluster, cluster.parties[1:], 0.4, heard.append)
+    assert told[0][2 if act == "up" else 1] == "1"
+    assert " 0.4 s" in heard[0].detail
 
 
 def test_all_that_run_already_are_as_they_were_asked_for(

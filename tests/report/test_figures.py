@@ -3,11 +3,12 @@
 
 import dataclasses
 import warnings
+import xml.dom.minidom
 
 import pytest
 
 from tests.report.test_runs import trained, write_events, write_tree
-from tf_hips.report import canvas, figures, peer_figures, runs
+from tf_hips.report import canvas, figures, page, peer_figures, runs
 from tf_hips.report.peers import Mark
 
 
@@ -60,6 +61,33 @@ def test_long_names_of_folders_have_room(tmp_path, letters):
         assert_has_room(figure)
 
 
+def test_names_are_drawn_as_they_are(tmp_path):
+    """matplotlib reads formulae between dollars, and hides names that begin with an underscore."""
+    names = ("price $\\foo$", "5$ and 6$", "_old")
+    [run] = runs.read(write_events(tmp_path, trained()))
+    found = [dataclasses.replace(run, label=name, subject="$x$ on $y$") for name in names]
+    drawn = [figures._of_accuracy(found)["accuracy-iid"], figures._of_bars(found)["throughput"]]
+    for figure in drawn:
+        figure.canvas.draw()
+        [axes] = figure.axes
+        legend = axes.get_legend()
+        texts = legend.get_texts() if legend else axes.get_yticklabels()
+        shown = [one._preprocess_math(one.get_text()) for one in texts]
+        assert [(text.strip(), is_formula) for text, is_formula in shown] == [
+            (name, False) for name in names
+        ]
+    odd = [dataclasses.replace(run, label=name) for name in ("bad\udcffname", "bell\x07")]
+    figure = figures._of_accuracy(odd)["accuracy-iid"]
+    text = page.svg(figure, "accuracy-iid")
+    xml.dom.minidom.parseString(text)
+    assert "<td>bad name</td>" in page.page(odd, {"accuracy-iid": text}, "T").encode().decode()
+    title = drawn[0].get_suptitle()
+    assert drawn[0]._suptitle._preprocess_math(title) == (
+        "Test accuracy of $x$ on $y$, IID data",
+        False,
+    )
+
+
 def test_a_long_text_keeps_its_ends():
     assert canvas.wrapped("sync, lenet on digits", 12) == "sync, lenet\non digits"
     assert canvas.wrapped("run\npeer", 12) == "run\npeer"
@@ -98,6 +126,28 @@ def test_no_two_runs_of_many_are_drawn_alike(tmp_path):
     lines = figures.draw(found)["accuracy-iid"].axes[0].get_lines()
     drawn = {(line.get_color(), str(line._dash_pattern)) for line in lines}
     assert len(drawn) == len(lines) == 18
+
+
+def test_of_too_many_workers_both_ends_are_drawn(tmp_path, monkeypatch):
+    assert (figures._MOST_ROWS, figures._MOST_LINES) == (60, 20)
+    assert len(canvas.COLOURS) * len(canvas._LINES) >= figures._MOST_LINES
+    monkeypatch.setattr(figures, "_MOST_ROWS", 6)
+    monkeypatch.setattr(figures, "_MOST_LINES", 4)
+    [run] = runs.read(write_events(tmp_path / "a", trained()))
+    crowd = [
+        runs.Worker(f"w{n}/worker0", 1, 100.0, float(n), local_steps=(1 + n, 1)) for n in range(8)
+    ]
+    many = [dataclasses.replace(run, workers=tuple(crowd))]
+    [axes] = figures._shares(many).axes
+    names = [one.get_text() for one in axes.get_yticklabels()]
+    assert names == [f"w{n}/worker0" for n in (0, 1, 2, 5, 6, 7)]
+    assert axes.get_xlabel().endswith("\n2 workers between them are not shown")
+    assert axes.get_ylim() == (5.5, -0.5)
+    [axes] = figures._local_steps(many).axes
+    assert [one.get_label() for one in axes.get_lines()] == [f"w{n}/worker0" for n in (0, 1, 6, 7)]
+    assert axes.get_xlabel().startswith("round; 4 workers between ")
+    [axes] = figures._local_steps([dataclasses.replace(run, workers=tuple(crowd[:4]))]).axes
+    assert axes.get_xlabel() == "round"
 
 
 def test_a_run_of_one_process_is_drawn_beside_those_of_its_split(tmp_path):

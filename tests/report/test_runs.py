@@ -102,6 +102,22 @@ def test_a_run_of_events_by_hand(tmp_path):
     assert run.bytes_per_s == run.slow_bytes / 4.0
 
 
+def test_each_event_is_looked_at_a_few_times_however_many_workers_there_are(tmp_path):
+    looks = []
+
+    class Watched(dict):
+        def __getitem__(self, key):
+            looks.extend([key] * (key == "rank"))
+            return super().__getitem__(key)
+
+    sites = [f"w{number:03}" for number in range(100)]
+    events = [Watched(one) for one in trained(sites=sites)]
+    run = runs.from_events(events, tmp_path)
+    assert [one.name for one in run.workers] == [f"{site}/worker0" for site in sites]
+    assert (run.slow_bytes, run.dense_bytes) == (100 * 5100, 100 * 4 * 8000)
+    assert len(looks) < 10 * len(events)
+
+
 @pytest.mark.parametrize(
     ("slow", "said"),
     [
@@ -392,6 +408,9 @@ def test_what_is_no_run_is_refused(tmp_path):
     other.write_text('{"a": {"b": {"accuracy_list": ["x"]}}}')
     with pytest.raises(ConfigError, match="must be a summary of ESync"):
         runs.read(other)
+    [file, _] = sorted(write_events(tmp_path / "logs", trained()).iterdir())
+    with pytest.raises(ConfigError, match=re.escape(f"as their folder, {file.parent}. Received: ")):
+        runs.read(file)
 
 
 def test_a_folder_that_is_no_run_is_left_out(tmp_path):

@@ -75,11 +75,14 @@ class _Process:
 
 
 def _spawn(
-    command: Sequence[str], environment: Mapping[str, str], death_signal: signal.Signals
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    death_signal: signal.Signals,
+    file_limits: tuple[int, int],
 ) -> Any:
     """In place of `children.spawn`."""
     if command[0] != sys.executable:
-        return children.spawn(command, environment, death_signal)
+        return children.spawn(command, environment, death_signal, file_limits)
     launcher = os.getpid()
     nothing, (out, its_out), (err, its_err) = (
         os.open(os.devnull, os.O_RDONLY),
@@ -91,6 +94,7 @@ def _spawn(
         _PRCTL(_PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0)
         if os.getppid() != launcher:  # it died between fork and prctl
             os._exit(128 + death_signal)
+        children.limit_files(file_limits)
         _live(command, environment, (nothing, its_out, its_err))
     for descriptor in (nothing, its_out, its_err):
         os.close(descriptor)

@@ -13,6 +13,7 @@ import ctypes
 import dataclasses
 import os
 import re
+import resource
 import signal
 import subprocess
 import time
@@ -176,8 +177,28 @@ class Group:
         return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0**doublings)
 
 
+def take_more_files() -> tuple[int, int]:
+    """Lets this process open as many files as it may; returns what `limit_files` takes.
+
+    Two pipes of each child are open here, and 1024 files are what a process mostly has, though it
+    may have many more.
+    """
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit_files((before[1], before[1]))
+    return before
+
+
+def limit_files(limits: tuple[int, int]) -> None:
+    """Sets how many files this process may open; where the system refuses, nothing changes."""
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
 def spawn(
-    command: Sequence[str], environment: Mapping[str, str], death_signal: signal.Signals
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    death_signal: signal.Signals,
+    file_limits: tuple[int, int],
 ) -> subprocess.Popen[bytes]:
     """Starts a process in a group of its own; what it prints comes through two pipes.
 
@@ -185,6 +206,7 @@ def spawn(
         command: program and arguments.
         environment: the whole environment of the process.
         death_signal: what it gets when this process dies.
+        file_limits: how many files it may open, as for `limit_files`.
 
     Raises:
         OSError: the program cannot be started.
@@ -196,6 +218,7 @@ def spawn(
         signal.signal(signal.SIGTTIN, signal.SIG_IGN)
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)
         _PRCTL(_PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0)
+        limit_files(file_limits)
         if os.getppid() != launcher:  # it died between fork and prctl
             os._exit(128 + death_signal)
 

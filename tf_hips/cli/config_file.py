@@ -106,6 +106,11 @@ class ConfigFile:
                         value = kind(option_text(value))
                     except argparse.ArgumentTypeError as error:
                         raise ConfigError(f"{source}: `{key}` {error}") from error
+                if action.choices is not None and value not in action.choices:
+                    raise ConfigError(
+                        f"{source}: `{key}` must be one of {', '.join(action.choices)}. "
+                        f"Received: {value!r}"
+                    )
                 found[action.dest] = value
         return found
 

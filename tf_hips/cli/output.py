@@ -96,8 +96,12 @@ class Printer:
         self._err = err
         self._takes = takes
         self._progress_role = progress_role
-        self._is_terminal = out.isatty()
-        self._colours: dict[str, int] | None = None if "NO_COLOR" in os.environ else {}
+        # A dumb terminal, as that of an editor, prints what others obey.
+        self._is_dumb = os.environ.get("TERM", "") in ("dumb", "unknown")
+        self._is_terminal = out.isatty() and not self._is_dumb
+        self._colours: dict[str, int] | None = (
+            None if self._is_dumb or os.environ.get("NO_COLOR") else {}
+        )
         self._live = ""
         # Zero is the level of those who want to see everything.
         self._hides_notices = os.environ.get("TF_CPP_MIN_LOG_LEVEL") != "0"
@@ -124,7 +128,7 @@ class Printer:
             self.state(role, plain)
             return
         stream = self._err if is_error else self._out
-        shown = text if stream.isatty() else plain
+        shown = text if stream.isatty() and not self._is_dumb else plain
         self._show_live("")
         self._write(stream, f"{self._prefix(role, stream)} {shown}".rstrip() + "\n")
 

@@ -26,6 +26,10 @@ from tf_hips.cli.children import Failure, worker_role
 from tf_hips.cli.processes import Job
 
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+# What horovodrun takes as a host; it ends with a traceback where it gets another one.
+_HOST = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
+_LINE = re.compile(r"(\S+)(?:\s+slots=(\S+))?")
+_SLOTS = re.compile(r"0*[1-9][0-9]{0,5}")
 # Seconds between SIGTERM and SIGKILL. `horovodrun` ends the workers of other hosts on SIGTERM and
 # gives them 5 s; killed before, it would leave them behind.
 _GRACE_S = 5.0
@@ -376,12 +380,19 @@ def _hosts(options: argparse.Namespace) -> list[tuple[str, int]]:
             raise arguments.UsageError(
                 f"--hostfile must name a host at least. Received: {options.hostfile!r}, empty"
             )
-        return [_host(line, line.split()[0], line.partition("slots=")[2]) for line in lines]
+        return [_host(line, *_words(line)) for line in lines]
     return []
 
 
+def _words(line: str) -> tuple[str, str]:
+    """Name and slots in a line of a hostfile; neither where there is something else in it."""
+    found = _LINE.fullmatch(line)
+    return ("", "") if found is None else (found[1], found[2] or "")
+
+
 def _host(text: str, name: str, slots: str) -> tuple[str, int]:
-    if not name or (slots and not slots.isdecimal()) or slots == "0":
+    is_host = name in _LOOPBACK_NAMES or _HOST.fullmatch(name)
+    if not is_host or (slots and not _SLOTS.fullmatch(slots)):
         raise arguments.UsageError(
             f"a host must be HOST:SLOTS, or `HOST slots=N` in a file. Received: {text!r}"
         )
@@ -390,6 +401,22 @@ def _host(text: str, name: str, slots: str) -> tuple[str, int]:
 
 def _is_here(host: str) -> bool:
     return host in (*_LOOPBACK_NAMES, socket.gethostname())
+
+
+def _warn_of_own_name(name: str) -> None:
+    """Says so where workers on this host would offer others an address that leads nowhere."""
+    try:
+        address = socket.gethostbyname(name)
+    except OSError as error:
+        why = f"resolves to no address here ({error.strerror or error}), which Gloo would offer"
+    else:
+        if not address.startswith("127."):
+            return
+        why = "resolves to a loopback address here, and Gloo would offer that"
+    sys.stderr.write(
+        f"tf-hips party: warning: {name} {why} to the other hosts; give it its real address in "
+        "/etc/hosts\n"
+    )
 
 
 def _start_remote_workers(
@@ -413,11 +440,7 @@ def _start_remote_workers(
             "workers on other hosts are started in this folder by `cd`, which horovodrun does not "
             f"quote: its path must have no spaces and signs of a shell. Received: {here!r}"
         )
-    if socket.gethostbyname(socket.gethostname()).startswith("127."):
-        sys.stderr.write(
-            f"tf-hips party: warning: {socket.gethostname()} resolves to a loopback address here, "
-            "and Gloo would offer that to the other hosts; give it its real address in /etc/hosts\n"
-        )
+    _warn_of_own_name(socket.gethostname())
     # Its own parsers end with a traceback where a host has no slots or a file a comment.
     where = ["-H", ",".join(f"{host}:{slots}" for host, slots in hosts)]
     from tf_hips.cli import worker

@@ -27,7 +27,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from tf_hips.cli.children import TRACEBACK_WINDOW_S, Child, Failure, Group, spawn
+from tf_hips.cli.children import (
+    TRACEBACK_WINDOW_S,
+    Child,
+    Failure,
+    Group,
+    limit_files,
+    spawn,
+    take_more_files,
+)
 from tf_hips.cli.output import Printer, Splitter
 from tf_hips.cli.signals import Signals
 
@@ -73,6 +81,7 @@ class Job:
 
     def __enter__(self) -> "Job":
         self._signals.open()
+        self._file_limits = take_more_files()
         self._selector.register(self._signals, selectors.EVENT_READ, self._read_signals)
         return self
 
@@ -89,6 +98,7 @@ class Job:
             self._selector.close()
             for pipe in self._pipes:
                 pipe.close()
+            limit_files(self._file_limits)
 
     def start(
         self,
@@ -115,7 +125,7 @@ class Job:
         Raises:
             OSError: the program cannot be started.
         """
-        process = spawn(command, environment, death_signal)
+        process = spawn(command, environment, death_signal, self._file_limits)
         child = Child(role, process, is_service, is_follower, self._group)
         self._children.append(child)
         self._watch(child, process.stdout, is_error=False)

@@ -152,7 +152,10 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serves; SIGTERM ends in peace, and with a state the run stays for the next start."""
+    """Serves; SIGTERM, or a terminal that is closed, ends in peace.
+
+    With a state the run stays for the next start.
+    """
     options = options.file.merge(options)
     if options.print_config:
         sys.stdout.write(options.file.text(options))
@@ -180,7 +183,10 @@ def run(options: argparse.Namespace) -> int:
     absl_logging.use_absl_handler()
     absl_logging.get_absl_handler().setFormatter(_Formatter())
     absl_logging.set_verbosity(absl_logging.INFO)
-    signal.signal(signal.SIGTERM, _end)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # Ignored, it stays so: nohup asks for that, and `tf-hips up`.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _end)
     serve(config, Path(options.announce) if options.announce else None)
     return 0
 

@@ -38,7 +38,7 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serves until it is told to end; SIGTERM ends in peace."""
+    """Serves until it is told to end; SIGTERM, or a terminal that is closed, ends in peace."""
     identity = arguments.identity(options)
     arguments.check_loopback("--bind", options.bind, identity)
     if options.insecure and options.revoked is not None:
@@ -54,7 +54,9 @@ def run(options: argparse.Namespace) -> int:
     server = StateServer(StateServerConfig(options.bind, identity, options.revoked))
     server.start()
     try:
-        signal.signal(signal.SIGTERM, _end)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+                signal.signal(number, _end)
         if options.announce:
             config.write_whole(f"{server.address}\n", options.announce)
         sys.stderr.write(f"tf-hips state-server: listens at {server.address}\n")

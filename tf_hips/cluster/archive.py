@@ -27,7 +27,10 @@ from tf_hips.errors import ConfigError
 MARK = ".tf-hips-deploy"
 _LEFT_OUT = (".git", ".hg", ".svn", ".venv", "__pycache__", "*.pyc", ".ipynb_checkpoints")
 # Anywhere in a file: a certificate may stand before it. Not where a program only speaks of keys.
-_KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----\s+[A-Za-z0-9+/=]{16}")
+# One with a passphrase may say so in lines of its own (`Proc-Type: 4,ENCRYPTED`).
+_KEY = re.compile(
+    rb"-----BEGIN [A-Z ]*PRIVATE KEY-----\s+(?:[A-Z][A-Za-z-]*: [^\n]*\s+){0,8}[A-Za-z0-9+/=]{16}"
+)
 _KEY_BYTES = 1 << 20
 # A program and its small files; data belong elsewhere.
 _MAX_BYTES = 1 << 29
@@ -115,8 +118,13 @@ def job_files(cluster: Cluster) -> list[Entry]:
     found = []
     total = 0
     excluded = tuple(one.removeprefix("./").rstrip("/") for one in cluster.exclude)
-    for path in _walk(base, kept, (*_LEFT_OUT, *excluded), base):
+    # Where `deploy` has written into the script's folder itself.
+    mark = base / MARK
+    ours = mark.read_text(encoding="utf-8").splitlines() if mark.is_file() else []
+    for path in _walk(base, kept, (*_LEFT_OUT, MARK, *excluded), base):
         name = path.relative_to(base).as_posix()
+        if name in ours:
+            continue
         if path.is_symlink():
             found.append(Entry(name, link=str(path.readlink())))
             continue

@@ -7,6 +7,7 @@ when it is asked again; where it cannot be asked, that is said.
 
 import dataclasses
 import functools
+import math
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
@@ -166,7 +167,7 @@ def _working(cluster: Cluster, role: Role) -> str:
 def _start(cluster: Cluster, patience_s: float, role: Role) -> Outcome:
     name, host = layout.role_name(role), role.launcher
     folder = str(layout.home(cluster, role))
-    arguments = [folder, _working(cluster, role), f"{patience_s:.0f}"]
+    arguments = [folder, _working(cluster, role), str(math.ceil(patience_s))]
     arguments += start_command(cluster, role)
     data = "".join(f"{variable}\n" for variable in variables(role)).encode()
     answer = ssh.call(host, cluster.ssh_options, "start", arguments, data)
@@ -185,7 +186,7 @@ def _start(cluster: Cluster, patience_s: float, role: Role) -> Outcome:
         return Outcome(name, host, True, "runs already", f"pid {pid}; `tf-hips down` ends it")
     details = {
         "ended": (f"ended, exit code {rest}", last),
-        "slow": ("not ready", f"pid {pid} runs, but was not ready after {patience_s:.0f} s"),
+        "slow": ("not ready", f"pid {pid} runs, but was not ready after {patience_s:g} s"),
         "absent": ("not started", f"{folder} is not complete there; `tf-hips sync` copies it"),
         "no-program": (
             "not started",
@@ -200,13 +201,13 @@ def _start(cluster: Cluster, patience_s: float, role: Role) -> Outcome:
 def _end(cluster: Cluster, grace_s: float, role: Role) -> Outcome:
     name, host = layout.role_name(role), role.launcher
     folder = str(layout.home(cluster, role))
-    answer = ssh.call(host, cluster.ssh_options, "stop", [folder, f"{grace_s:.0f}"])
+    answer = ssh.call(host, cluster.ssh_options, "stop", [folder, str(math.ceil(grace_s))])
     if answer.trouble:
         return _after_break(cluster, role, answer, "not ended", is_wanted=False)
     word, pid = answer.find("stopped", "killed", "gone", "absent", "stays") or ("", "")
     good = {
         "stopped": ("ended", f"pid {pid}"),
-        "killed": ("killed", f"pid {pid} did not end within {grace_s:.0f} s of SIGTERM"),
+        "killed": ("killed", f"pid {pid} did not end within {grace_s:g} s of SIGTERM"),
         "gone": ("not running", ""),
         "absent": ("not running", f"there is no {folder}"),
     }

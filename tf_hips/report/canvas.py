@@ -2,11 +2,15 @@
 """What all figures of reports have in common: colours, size, axes and legend."""
 
 import textwrap
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tf_hips.log import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+_Row = TypeVar("_Row")
 
 INK, _GRID = "#222222", "#e6e6e6"
 # Apart from each other for the colour-blind, too (Okabe and Ito, 2008), without the yellow.
@@ -26,7 +30,7 @@ def figure(title: str, height: float) -> "tuple[Figure, Any]":
 
     drawn = Figure(figsize=(_WIDTH, height), layout="constrained", facecolor="white")
     FigureCanvasAgg(drawn)
-    drawn.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK)
+    drawn.suptitle(_as_it_is(title), x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK)
     axes = drawn.subplots()
     axes.grid(visible=True, which="major", color=_GRID, linewidth=0.8)
     axes.set_axisbelow(True)
@@ -51,8 +55,10 @@ def legend(axes: Any) -> None:
     To be called last: the names of rows take of that room. A high legend makes the figure higher.
     """
     drawn = axes.figure
-    handles, labels = axes.get_legend_handles_labels()
-    texts = [wrapped(one, _LEGEND_LETTERS) for one in labels]
+    handles = [*axes.get_lines(), *axes.containers]
+    texts = [_as_it_is(wrapped(one.get_label(), _LEGEND_LETTERS)) for one in handles]
+    # matplotlib leaves out what begins so; a folder may be called so.
+    texts = [f" {one}" if one.startswith("_") else one for one in texts]
     renderer = drawn.canvas.get_renderer()
     room = drawn.bbox.width - (axes.bbox.x0 - axes.get_tightbbox(renderer).x0)
     for columns in range(_MAX_LEGEND_COLUMN, 0, -1):
@@ -75,14 +81,36 @@ def legend(axes: Any) -> None:
 def name_rows(axes: Any, names: Sequence[str]) -> None:
     """Writes a name left of each row, the first on top; long ones make the figure higher."""
     texts = [wrapped(one, _ROW_LETTERS) for one in names]
-    axes.set_yticks(range(len(texts)), texts)
-    if not axes.yaxis_inverted():
-        axes.invert_yaxis()
+    axes.set_yticks(range(len(texts)), [_as_it_is(one) for one in texts])
+    # As much room beyond the outer rows, however many there are.
+    axes.set_ylim(len(texts) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
     more = max(one.count("\n") for one in texts) - 1
     if more > 0:
         drawn = axes.figure
         drawn.set_figheight(drawn.get_figheight() + more * _LINE_HEIGHT * len(texts))
+
+
+def _as_it_is(text: str) -> str:
+    """The text for matplotlib, to which what stands between two `$` is a formula.
+
+    What is no text of Unicode, as names of folders may be, or no character is a space.
+    """
+    return "\n".join(printable(line) for line in text.split("\n")).replace("$", r"\$")
+
+
+def both_ends(
+    rows: Sequence[_Row], most: int, key: Callable[[_Row], float]
+) -> tuple[list[_Row], int]:
+    """Of too many rows those with the largest and with the smallest `key`; how many are left out.
+
+    They keep their order. Who is in the middle is as most are.
+    """
+    if len(rows) <= most:
+        return list(rows), 0
+    ranked = sorted(range(len(rows)), key=lambda place: key(rows[place]))
+    kept = sorted([*ranked[: most // 2], *ranked[-(most // 2) :]])
+    return [rows[place] for place in kept], len(rows) - len(kept)
 
 
 def wrapped(text: str, letters: int) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tf_hips.errors import ConfigError
 from tf_hips.report import canvas, peer_figures
-from tf_hips.report.runs import Run
+from tf_hips.report.runs import Run, Worker
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 _DOTTED = ((0, (1, 1.6)), (0, (1, 4)), (0, (4, 1.6, 1, 1.6, 1, 1.6)))
 _MINUTES_FROM_S = 600.0
 _HEIGHT = 4.2
+# Workers in one figure; of more, both ends are drawn. A screen shows so many rows, and there are no
+# more lines that can be told apart.
+_MOST_ROWS, _MOST_LINES = 60, 20
 _Numbered = tuple[int, Run]
 
 
@@ -152,10 +155,11 @@ def _shares(runs: Sequence[Run]) -> "Figure":
         for worker in run.workers
         if worker.communication_s is not None and worker.seconds > 0
     ]
+    rows, left_out = canvas.both_ends(rows, _MOST_ROWS, lambda row: _waited(row[1]))
     drawn, axes = canvas.figure(
         "Computing and communication time of each worker", 1.6 + canvas.BAR_HEIGHT * len(rows)
     )
-    waited = [(worker.communication_s or 0.0) / worker.seconds for _, worker in rows]
+    waited = [_waited(worker) for _, worker in rows]
     computed = [1.0 - share for share in waited]
     places = range(len(rows))
     first = axes.barh(places, computed, height=0.62, color=canvas.COLOURS[0], label="computing")
@@ -172,15 +176,24 @@ def _shares(runs: Sequence[Run]) -> "Figure":
     axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     # A summary of ESync does not say how long its tests were.
     times = sorted({"elapsed" if worker.with_tests else "training" for _, worker in rows})
+    note = f"\n{left_out} workers between them are not shown" if left_out else ""
     axes.set_xlabel(
-        f"share of {' or '.join(times)} time; communication is waiting for other parties"
+        f"share of {' or '.join(times)} time; communication is waiting for other parties{note}"
     )
     canvas.legend(axes)
     return drawn
 
 
+def _waited(worker: Worker) -> float:
+    """Its share of time in which it waited for other parties."""
+    return (worker.communication_s or 0.0) / worker.seconds
+
+
 def _local_steps(runs: Sequence[Run]) -> "Figure":
     rows = [(run, worker) for run in runs for worker in run.workers if worker.local_steps]
+    rows, left_out = canvas.both_ends(
+        rows, _MOST_LINES, lambda row: sum(row[1].local_steps) / len(row[1].local_steps)
+    )
     drawn, axes = canvas.figure("Local steps per round", _HEIGHT)
     for index, (run, worker) in enumerate(rows):
         name = f"{run.label}, {worker.name}" if len(runs) > 1 else worker.name
@@ -195,7 +208,8 @@ def _local_steps(runs: Sequence[Run]) -> "Figure":
             label=name,
         )
     axes.set_xlim(left=0.5)
-    axes.set_xlabel("round")
+    note = f"; {left_out} workers between those with fewer and with more steps are not shown"
+    axes.set_xlabel(f"round{note if left_out else ''}")
     axes.set_ylabel("steps of a worker")
     axes.set_ylim(bottom=0)
     axes.locator_params(axis="both", integer=True)

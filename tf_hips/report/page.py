@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tf_hips.errors import ConfigError
+from tf_hips.log import printable
 from tf_hips.report import ends, figures, peers, runs
 from tf_hips.report.runs import Run
 
@@ -75,7 +76,7 @@ def svg(figure: "Figure", name: str) -> str:
 def page(found: Sequence[Run], svgs: Mapping[str, str], title: str) -> str:
     """The page."""
     tables = "\n".join(
-        _html(f"<h2>{html.escape(name)}</h2>" if name else "", one)
+        _html(f"<h2>{_text(name)}</h2>" if name else "", one)
         for name, one in (
             ("", table(found)),
             ("Peers", peer_table(found)),
@@ -84,23 +85,28 @@ def page(found: Sequence[Run], svgs: Mapping[str, str], title: str) -> str:
         if len(one) > 1
     )
     subject = figures.subject_of(found)
-    of_what = f"<p>{html.escape(subject)}</p>\n" if subject else ""
+    of_what = f"<p>{_text(subject)}</p>\n" if subject else ""
     drawn = "\n".join(
         f'<figure id="{name}">{text[text.index("<svg") :]}</figure>' for name, text in svgs.items()
     )
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{html.escape(title)}</title>\n<style>{_STYLE}</style></head><body>\n"
-        f"<h1>{html.escape(title)}</h1>\n{of_what}{tables}\n{drawn}\n</body></html>\n"
+        f"<title>{_text(title)}</title>\n<style>{_STYLE}</style></head><body>\n"
+        f"<h1>{_text(title)}</h1>\n{of_what}{tables}\n{drawn}\n</body></html>\n"
     )
+
+
+def _text(text: str) -> str:
+    """The text for a page, whatever a folder or a peer is called."""
+    return html.escape(printable(text))
 
 
 def _html(head: str, rows: Sequence[Sequence[str]]) -> str:
     names, *cells = rows
-    heads = "".join(f"<th>{html.escape(one)}</th>" for one in names)
+    heads = "".join(f"<th>{_text(one)}</th>" for one in names)
     lines = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(one)}</td>" for one in row) + "</tr>\n" for row in cells
+        "<tr>" + "".join(f"<td>{_text(one)}</td>" for one in row) + "</tr>\n" for row in cells
     )
     return f"{head}<table><thead><tr>{heads}</tr></thead>\n<tbody>{lines}</tbody></table>"
 

@@ -59,12 +59,7 @@ def _chosen(runs: Sequence[Run]) -> "dict[str, Figure]":
     if not rows:
         return {}
     # Who is chosen least may be an honest peer that is never heard, and who is chosen most a liar.
-    left_out = max(0, len(rows) - _MAX_ROWS)
-    if left_out:
-        ranked = sorted(rows, key=lambda row: -row[1].share)
-        half = _MAX_ROWS // 2
-        kept = [*ranked[:half], *ranked[-half:]]
-        rows = [row for row in rows if row in kept]
+    rows, left_out = canvas.both_ends(rows, _MAX_ROWS, lambda row: row[1].share)
     drawn, axes = canvas.figure(
         "Rounds in which a rule has chosen a peer's row", 1.4 + canvas.BAR_HEIGHT * len(rows)
     )
@@ -152,7 +147,6 @@ def _rounds(rows: _Rows, known: Sequence[str], note: str) -> "Figure":
             label=kind,
         )
     axes.set_xlim(-0.02 * max(last, 10), 1.02 * max(last, 10))
-    axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlabel(f"round{note}")
     axes.locator_params(axis="x", integer=True)
     _finish(axes, rows)

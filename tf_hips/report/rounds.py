@@ -109,6 +109,8 @@ def traffic(events: Sequence[Event]) -> Traffic:
     so_far: dict[str, int] = {}
     before: dict[str, int] = {}  # what earlier processes of a site have moved
     rounds: dict[str, int] = {}
+    # Of all sites together: to add them up for each event takes minutes where there are many.
+    total = num_rounds = 0
     points = []
     for event in events:
         if _is(event, "joined"):
@@ -116,13 +118,14 @@ def traffic(events: Sequence[Event]) -> Traffic:
         if not _is(event, "first_sync", "round", "left"):
             continue
         site, moved = event["site"], event["sent"] + event["received"]
-        is_last = event["event"] == "left"
+        is_last, is_round = event["event"] == "left", event["event"] == "round"
+        total -= so_far.get(site, 0)
         so_far[site] = (before if is_last else so_far).get(site, 0) + moved
-        rounds[site] = rounds.get(site, 0) + (event["event"] == "round")
-        dense = sum(rounds.values()) * 2 * BYTES_PER_FLOAT * model["num_elements"]
-        points.append(
-            ((event["time_us"] - begin) / 1e6, min(rounds.values()), sum(so_far.values()), dense)
-        )
+        total += so_far[site]
+        rounds[site] = rounds.get(site, 0) + is_round
+        num_rounds += is_round
+        dense = num_rounds * 2 * BYTES_PER_FLOAT * model["num_elements"]
+        points.append(((event["time_us"] - begin) / 1e6, min(rounds.values()), total, dense))
     if not points:
         raise ConfigError("The events must hold the `round`s of the parties. Received: none")
     return Traffic(*zip(*points, strict=True))

@@ -163,6 +163,11 @@ def read(path: str | Path) -> list[Run]:
     """
     path = Path(path)
     if path.is_file():
+        if path.suffix == ".jsonl":
+            raise ConfigError(
+                f"The events of a run must be given as their folder, {path.parent}. Received: "
+                f"{path}, one process's"
+            )
         return [from_summary(trees.read_summary(path), path)]
     if not path.is_dir():
         raise ConfigError(f"A run must be a folder or a summary. Received: {path}, which is none")
@@ -275,11 +280,10 @@ def from_events(events: Sequence[Event], source: Path) -> Run:
         ((time_us - begin) / 1e6, accuracy) for time_us, accuracy in rounds.epochs(events)
     )
     ended = rounds.result(events)
-    names = sorted({(event["site"], event["rank"]) for event in events})
-    workers = tuple(
-        _worker([event for event in events if (event["site"], event["rank"]) == name])
-        for name in names
-    )
+    of_workers: dict[tuple[str, int], list[Event]] = {}
+    for event in events:
+        of_workers.setdefault((event["site"], event["rank"]), []).append(event)
+    workers = tuple(_worker(of_workers[name]) for name in sorted(of_workers))
     try:
         traffic = rounds.traffic(events)
     except ConfigError:  # one device, or one party
