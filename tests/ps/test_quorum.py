@@ -361,10 +361,11 @@ def test_a_run_that_ends_at_another_shard_ends_here(reason: str, is_below: bool)
 def test_who_comes_back_in_time_saves_the_run() -> None:
     with Run(Quorum(2, 1.0, below_s=30.0)).begin() as run:
         run.rounds(0, 0)
-        for child in (1, 2):
-            run.session.leave(run.caller(child), "no")
+        run.session.leave(run.caller(1), "no")
+        with run.session.changed:
+            run.session._lose(2)
         run.clock.advance(29.0)
-        run.deliver(2, 1)  # the same process calls again
+        run.deliver(2, 1)  # the same process calls again, which has not left
         run.clock.advance(29.0)
         run.deliver(0, 1)
         run.clock.advance(1.0)

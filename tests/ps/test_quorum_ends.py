@@ -8,6 +8,7 @@ import pytest
 
 from tests.ps.quorums import PATIENCE_S, Run, oracle_sum
 from tests.ps.test_quorum import same
+from tf_hips.errors import ProtocolError
 from tf_hips.ps.disk import durable
 from tf_hips.ps.terms.quorum import RETURN_S, Quorum
 
@@ -33,6 +34,24 @@ def test_fewer_than_a_quorum_end_no_run_by_leaving() -> None:
         session.leave(run.caller(1), None)
         assert session.is_over
         assert session.ended is None
+
+
+def test_a_call_that_was_on_its_way_when_its_process_left_brings_nobody_back() -> None:
+    """As a `Watch` whose thread is slow: others waited for `--lost-after` again."""
+    with Run(Quorum(2, 1.0, below_s=30.0)).begin() as run:
+        run.rounds(0, 1)
+        session = run.session
+        for child in (1, 2):
+            session.leave(run.caller(child), "OSError: its disk is full")
+        with pytest.raises(ProtocolError, match="Site `c` has left this run"):
+            next(session.watch(run.caller(2), 0.01))
+        assert session.state.members.lost == [1, 2]
+        run.processes[1] = "another"
+        assert run.join(1)["is_back"]
+        assert session.state.members.lost == [2]
+        session.leave(run.caller(1), "OSError: it is full again")
+        run.clock.advance(31.0)
+        assert session.is_below_quorum
 
 
 def test_a_run_whose_lost_children_stay_away_ends_below_its_quorum() -> None:

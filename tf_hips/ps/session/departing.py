@@ -38,6 +38,7 @@ class Departing:
     _recorder: Recorder
     _state: State
     _terms: Terms
+    _parted: dict[int, str]  # which process of a child has left, where others go on
     _told: set[int]  # children that know of the end, or cannot be told
     _waiting: Waiting
 
@@ -126,6 +127,7 @@ class Departing:
             return False
         if not self._let_go(child, left_the_run(self._site(child), reason)):
             return False
+        self._parted[child] = self._members.children[child].process
         self._told.add(child)
         self._waiting.note_call(child)
         self._presence.excuse(child)

@@ -152,6 +152,7 @@ class Session(Departing):
         )
         self.begin_round, self.wait_results = rounds.begin, rounds.wait_results
         self.wait_agreed = rounds.wait_agreed
+        self._parted: dict[int, str] = {}
         self._told: set[int] = set()
         self._failures: dict[int, tuple[int, int]] = {}  # of a child: its round, and how many in it
         self.handover = Handover(
@@ -452,7 +453,8 @@ class Session(Departing):
     def _member(self, caller: Caller) -> Child:
         self._waiting.check(caller)
         child = self._members.known(caller)
-        if child.has_left:
+        # A call that was on its way when its process left, as a `Watch`, brings nobody back.
+        if child.has_left or caller.process == self._parted.get(caller.child):
             raise ProtocolError(f"Site `{self._site(caller.child)}` has left this run.")
         return child
 
