@@ -36,6 +36,10 @@ INTRAS = ("horovod", "ps")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,49}")
 """Of a run or a site: part of the name of a certificate, of files and of roles in the log."""
 
+MOST_SECONDS = 1e9
+"""Thirty years. What waits adds the clock, counts in nanoseconds or in a C int, and for much longer
+does not wait at all."""
+
 _Value = TypeVar("_Value")
 
 _MAX_BYTES = 1 << 26  # of a file
@@ -60,8 +64,8 @@ class Uplink:
             their shards, with commas between them.
         site: this party's name, as the server lists it.
         tls: identity of the party; None means plain text, which is allowed on loopback only.
-        deadline_s: seconds to wait for an answer of the server. Where the server itself waits for
-            other parties, a party waits at least as long as it does.
+        deadline_s: seconds to wait for an answer of the server, at most 1e9. Where the server
+            itself waits for other parties, a party waits at least as long as it does.
         server_role: role in the certificate of that server: `global-server`, or `server`, which is
             that of a party.
     """
@@ -73,11 +77,15 @@ class Uplink:
     server_role: str = "global-server"
 
     def __post_init__(self) -> None:
-        """Checks the role.
+        """Checks the role and the deadline.
 
         Raises:
-            ConfigError: it is not one of a server.
+            ConfigError: the role is not one of a server, or the deadline is no time to wait.
         """
+        if not 0 < self.deadline_s <= MOST_SECONDS:
+            raise ConfigError(
+                f"`deadline_s` must be > 0 and at most 1e9. Received: deadline_s={self.deadline_s}"
+            )
         if self.server_role not in SERVER_ROLES:
             raise ConfigError(
                 f"`server_role` must be one of {', '.join(SERVER_ROLES)}. Received: "

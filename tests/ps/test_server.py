@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Server and clients over loopback: rounds, first weights, cut connections, bytes, leaving."""
 
+import math
 import re
 import socket
 import struct
@@ -26,10 +27,12 @@ from tests.ps.parties import (
 from tests.ps.relay import Relay
 from tests.support.certs import Certificates
 from tf_hips import log
+from tf_hips.config import Uplink
 from tf_hips.errors import ConfigError, PeerError, ProtocolError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
 from tf_hips.ops.compressor import CHUNK
+from tf_hips.ps.client.client import Client
 from tf_hips.ps.security.diagnosis import _diagnose_plain
 from tf_hips.ps.server.foreground import serve
 from tf_hips.ps.server.server import ServerConfig
@@ -448,11 +451,25 @@ def test_plain_text_works_on_loopback_when_asked_for(certificates: Certificates)
         ({"insecure": True, "downlink": "nothing"}, "nothing"),
         ({"insecure": True, "max_model_bytes": 0}, "`max_model_bytes` must be > 0"),
         ({"insecure": True, "max_gather_bytes": 0}, "`max_gather_bytes` must be > 0"),
+        ({"insecure": True, "lost_after_s": 1e10}, "`lost_after_s` must be > 0 and at most 1e9"),
     ],
 )
 def test_a_wrong_configuration_is_refused(settings: dict[str, object], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         ServerConfig(**{"parties": SITES, **settings})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("deadline_s", [0.0, -1.0, 1e10, math.inf, math.nan])
+def test_who_waits_too_long_would_not_wait_at_all(deadline_s: float) -> None:
+    with pytest.raises(ConfigError, match="`deadline_s` must be > 0 and at most 1e9"):
+        Uplink("127.0.0.1:1", "a", deadline_s=deadline_s)
+
+
+def test_a_deadline_as_long_as_can_be_is_waited_for(certificates: Certificates) -> None:
+    with serving(certificates, insecure=True, round_timeout_s=1e9) as server:
+        client = Client(Uplink(server.address, "a", deadline_s=1e9), "local", 1)
+        assert client.ask_terms() == ["a", "b"]
+        client.close()
 
 
 def test_a_server_process_is_small_and_knows_no_tensorflow() -> None:

@@ -15,14 +15,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tf_hips.cli import hints
-from tf_hips.config import NAME, Tls
+from tf_hips.config import MOST_SECONDS, NAME, Tls
 from tf_hips.errors import LibraryError
 
 _ON = {"1", "true", "yes", "on"}
 _OFF = {"", "0", "false", "no", "off"}
-
-
-_MAX_SECONDS = 1e9
 
 # What argparse says; newer versions have no quotes around the choices.
 _WRONG_CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)$")
@@ -104,8 +101,7 @@ def seconds(text: str) -> float:
         value = float(text)
     except ValueError:
         value = 0.0
-    # What waits adds the clock, counts in nanoseconds or in a C int; much longer means no wait.
-    if not 0 < value <= _MAX_SECONDS:
+    if not 0 < value <= MOST_SECONDS:
         bound = " and at most 1e9" if value > 0 else ""
         raise argparse.ArgumentTypeError(
             f"must be a number of seconds > 0{bound}. Received: {text!r}"

@@ -10,7 +10,7 @@ import dataclasses
 import threading
 import time
 
-from tf_hips.config import Uplink
+from tf_hips.config import MOST_SECONDS, Uplink
 from tf_hips.errors import ConfigError, PeerError, TfHipsError
 from tf_hips.ps.client.link import Link
 from tf_hips.ps.client.passage import read_terms
@@ -81,7 +81,8 @@ class Waits:
         self.uplink = config.uplink
         if config.uplink is not None:
             # It must not give up before the children that it waits for are missed here.
-            deadline_s = max(config.uplink.deadline_s, config.round_timeout_s + _MARGIN_S)
+            own_s = min(MOST_SECONDS, config.round_timeout_s + _MARGIN_S)
+            deadline_s = max(config.uplink.deadline_s, own_s)
             self.uplink = dataclasses.replace(config.uplink, deadline_s=deadline_s)
 
     def ask(self, timeout_s: float) -> Limits:

@@ -106,8 +106,6 @@ class Client:
                 f"Plain text is for loopback only: `uplink.tls` must be set. Received: "
                 f"server={uplink.server!r}"
             )
-        if not uplink.deadline_s > 0:
-            raise ConfigError(f"`deadline_s` must be > 0. Received: deadline_s={uplink.deadline_s}")
         credentials = tls.channel_credentials(uplink.tls) if uplink.tls is not None else None
         self._uplink = uplink
         self._workers = workers

@@ -4,7 +4,7 @@
 import dataclasses
 import math
 
-from tf_hips.config import Tls, Uplink
+from tf_hips.config import MOST_SECONDS, Tls, Uplink
 from tf_hips.errors import ConfigError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ps import rules
@@ -190,18 +190,15 @@ class ServerConfig:
             )
         if self.past_bytes is not None and self.past_bytes < 0:
             raise ConfigError(f"`past_bytes` must be >= 0. Received: past_bytes={self.past_bytes}")
-        for name in (
-            "max_model_bytes",
-            "max_gather_bytes",
-            "max_refused",
-            "round_timeout_s",
-            "join_timeout_s",
-            "lost_after_s",
-            "idle_timeout_s",
-        ):
+        for name in ("max_model_bytes", "max_gather_bytes", "max_refused"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(
                     f"`{name}` must be > 0 and finite. Received: {name}={getattr(self, name)}"
+                )
+        for name in ("round_timeout_s", "join_timeout_s", "lost_after_s", "idle_timeout_s"):
+            if not 0 < getattr(self, name) <= MOST_SECONDS:
+                raise ConfigError(
+                    f"`{name}` must be > 0 and at most 1e9. Received: {name}={getattr(self, name)}"
                 )
 
 
