@@ -125,8 +125,10 @@ class StepCheckpoint(keras.callbacks.Callback):
         """Whether `fit` ends behind this step: then a loop meets, and `use_ema` sets means."""
         params = self.params or {}
         num_steps, num_epochs = params.get("steps"), params.get("epochs")
-        is_known = num_steps is not None and num_epochs is not None
-        is_end = is_known and batch + 1 >= num_steps and self._epoch >= num_epochs
+        if num_steps is not None and num_epochs is not None:
+            is_end = batch + 1 >= num_steps and self._epoch >= num_epochs
+        else:
+            is_end = False  # of data of unknown length nobody knows it yet
         return is_end or bool(self.model.stop_training)
 
     def _begin(self) -> None:
