@@ -169,6 +169,33 @@ def test_weights_are_those_of_the_step(tmp_path):
 
 
 @pytest.mark.tf
+@pytest.mark.parametrize("stops", [False, True])
+def test_the_last_weights_are_those_that_training_ends_with(tmp_path, stops):
+    """Of `use_ema` they are means; a loop meets once more."""
+    import keras
+
+    from tf_hips.callbacks import StepCheckpoint
+
+    def stop(batch, logs=None):
+        model.stop_training = stops and batch == 3
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.1, use_ema=True), "mse", run_eagerly=True)
+    x = np.random.default_rng(0).normal(size=(12 if stops else 8, 3)).astype(np.float32)
+    used = [
+        keras.callbacks.LambdaCallback(on_train_batch_end=stop),
+        StepCheckpoint(tmp_path, every=2),
+    ]
+    model.fit(x, x[:, :1], 2, verbose=0, callbacks=used)
+    ended = model.get_weights()
+    folder = CheckpointFolder(tmp_path)
+    assert folder.steps() == [2, 4]
+    model.load_weights(folder.read(4).weights)
+    for found, wanted in zip(model.get_weights(), ended, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.tf
 def test_epochs_are_counted_as_in_logs(tmp_path):
     """From 1: the last checkpoint of an epoch has the number of the event that ends it."""
     fit(tmp_path, steps=2, epochs=2, every=1)

@@ -89,10 +89,10 @@ class StepCheckpoint(keras.callbacks.Callback):
         self._begin()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Writes one, if one is due."""
-        del batch, logs
+        """Writes one, if one is due; the last one waits for what the end makes of the weights."""
+        del logs
         step = self._step()
-        if step // self._every > self._last // self._every:
+        if step // self._every > self._last // self._every and not self._is_last(batch):
             self._write(step)
         self._last = step
 
@@ -120,6 +120,16 @@ class StepCheckpoint(keras.callbacks.Callback):
                 self._folder.end(self._last, reason, self._facts.get("run", session))
             except OSError as error:
                 log.warning("The end of training cannot be noted: %s", error)
+
+    def _is_last(self, batch: int) -> bool:
+        """Whether `fit` ends behind this step: then a loop meets, and `use_ema` sets means."""
+        params = self.params or {}
+        num_steps, num_epochs = params.get("steps"), params.get("epochs")
+        if num_steps is not None and num_epochs is not None:
+            is_end = batch + 1 >= num_steps and self._epoch >= num_epochs
+        else:
+            is_end = False  # of data of unknown length nobody knows it yet
+        return is_end or bool(self.model.stop_training)
 
     def _begin(self) -> None:
         if self._begins:

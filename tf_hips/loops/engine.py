@@ -238,7 +238,7 @@ class Loop(Answers, keras.callbacks.Callback):
     def forgotten_steps(self, optimizer: Any) -> int:
         """Steps that an optimizer of the model made before its slots began anew, if it forgot them.
 
-        Its own count begins with them, unless a schedule of the learning rate goes by it.
+        Its own count began anew with them, unless a schedule of the learning rate goes by it.
         """
         return self._slots.forgotten(optimizer)
 
