@@ -39,6 +39,22 @@ class Text:
         return self.text if kind == self.kind else f"static_cast<{kind}>({self.text})"
 
 
+@dataclass(frozen=True)
+class _Form:
+    """A number of 32 bits that is not printed yet.
+
+    Whether a number can be printed so is asked at each level of an expression. To print it, with
+    the conditions in it, each time that it cannot be, took as long as there are paths through it.
+    """
+
+    kind: str
+    text: Callable[[], str]
+
+    def as_a(self, kind: str) -> str:
+        """Text, in one of the types that hold it."""
+        return Text(self.text(), self.kind).as_a(kind)
+
+
 _COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 
 
@@ -76,75 +92,84 @@ class Narrow:
 
     def __call__(self, expr: nodes.Expr) -> Text | None:
         """An Int; None: it needs 64 bits, or what it is computed from does."""
-        kind = holder(self.ranges(expr)) if expr.type == INT else None
-        return None if kind is None else self._text(expr, kind)
+        found = self._form(expr)
+        return None if found is None else Text(found.text(), found.kind)
 
     def compared(self, expr: nodes.Binary) -> tuple[str, str] | None:
         """Both sides of a comparison."""
         if expr.op not in _COMPARISONS or expr.left.type != INT:
             return None
-        return self._both(expr.left, expr.right, None)
+        found = self._both(expr.left, expr.right, None)
+        if found is None:
+            return None
+        left, right, kind = found
+        return left.as_a(kind), right.as_a(kind)
 
     def _both(
         self, left: nodes.Expr, right: nodes.Expr, result: nodes.Expr | None
-    ) -> tuple[str, str] | None:
-        """Two numbers in the type that holds both, and their result; None: there is none."""
+    ) -> tuple[_Form, _Form, str] | None:
+        """Two numbers, and the type that holds both and their result; None: there is none."""
         ranges = [self.ranges(expr) for expr in (left, right, result) if expr is not None]
-        kind, sides = holder(*ranges), (self(left), self(right))
+        kind, sides = holder(*ranges), (self._form(left), self._form(right))
         if kind is None or sides[0] is None or sides[1] is None:
             return None
-        return sides[0].as_a(kind), sides[1].as_a(kind)
+        return sides[0], sides[1], kind
 
-    def _text(self, expr: nodes.Expr, kind: str) -> Text | None:
+    def _form(self, expr: nodes.Expr) -> _Form | None:
+        kind = holder(self.ranges(expr)) if expr.type == INT else None
+        if kind is None:
+            return None
         match expr:
             case nodes.Const():
                 number = int(expr.value)
                 # C++ has no literals below 0: what -2147483648 negates is 64 bits wide.
                 text = str(number) if number > -(2**31) else f"({number + 1} - 1)"
-                return Text(f"{text}{'u' * (kind == UNSIGNED)}", kind)
+                return _Form(kind, lambda: f"{text}{'u' * (kind == UNSIGNED)}")
             case nodes.Ref():
                 name = self.named(expr.var)
-                return name or Text(f"static_cast<{kind}>({self._scalar(expr)})", kind)
+                if name is not None:
+                    return _Form(name.kind, lambda: name.text)
+                return _Form(kind, lambda: f"static_cast<{kind}>({self._scalar(expr)})")
             case nodes.Convert(operand=inner) if inner.type == BOOL or isinstance(inner.type, UInt):
-                return Text(f"static_cast<{kind}>({self._scalar(inner)})", kind)
+                return _Form(kind, lambda: f"static_cast<{kind}>({self._scalar(inner)})")
             case nodes.Unary(op="-"):
-                inside = self(expr.operand)
+                inside = self._form(expr.operand)
                 # An int32_t has no -(-2**31), and no 2**31 to be negated.
                 is_signed = holder(self.ranges(expr.operand), self.ranges(expr)) == SIGNED
                 if inside is None or not is_signed:
                     return None
-                return Text(f"(-{inside.as_a(SIGNED)})", SIGNED)
+                return _Form(SIGNED, lambda: f"(-{inside.as_a(SIGNED)})")
             case nodes.Binary(op="<<" | ">>"):
                 return self._shifted(expr)
             case nodes.Binary() if expr.op in "+-*&|^":
-                form = f"({{}} {expr.op} {{}})"
-                return self._joined(expr, expr.left, expr.right, form) or self._masked(expr)
+                return self._joined(expr, expr.left, expr.right) or self._masked(expr)
             case nodes.Select():
-                choice = f"({self._scalar(expr.condition, 2)} ? {{}} : {{}})"
-                return self._joined(expr, expr.yes, expr.no, choice)
+                return self._joined(expr, expr.yes, expr.no)
             case nodes.Math() if expr.function in ("min", "max"):
-                call = f"{expr.function}imum({{}}, {{}})"
-                first, second = expr.arguments
-                return self._joined(expr, first, second, call)
+                return self._joined(expr, *expr.arguments)
             case nodes.Random(bits=16, low=nodes.Const(value=begin), high=nodes.Const(value=end)):
                 low, span = int(begin), int(end) - int(begin)
                 if 0 < span <= 2**16 and kind == SIGNED:
-                    noise = self._noise(expr)
-                    return Text(f"random_int32({low}, {span}u, {noise})", SIGNED)
+                    return _Form(
+                        SIGNED, lambda: f"random_int32({low}, {span}u, {self._noise(expr)})"
+                    )
         return None
 
-    def _masked(self, expr: nodes.Binary) -> Text | None:
+    def _masked(self, expr: nodes.Binary) -> _Form | None:
         """What a mask leaves of the low 32 bits of a number that has more, as hashes do."""
         for mask, value in ((expr.right, expr.left), (expr.left, expr.right)):
             if expr.op == "&" and isinstance(mask, nodes.Const) and holder(self.ranges(mask)):
                 if mask.value < 0:
                     return None
-                return Text(f"({self._low(value)} & {int(mask.value)}u)", UNSIGNED)
+                return self._masked_by(int(mask.value), value)
         return None
+
+    def _masked_by(self, mask: int, value: nodes.Expr) -> _Form:
+        return _Form(UNSIGNED, lambda: f"({self._low(value)} & {mask}u)")
 
     def _low(self, expr: nodes.Expr) -> str:
         """The low 32 bits of an Int, which the low ones of sums and products are made of."""
-        found = self(expr)
+        found = self._form(expr)
         if found is not None:
             return found.as_a(UNSIGNED)
         match expr:
@@ -156,17 +181,30 @@ class Narrow:
                 return f"({self._low(expr.left)} << {int(by)})"
         return f"static_cast<{UNSIGNED}>({self._scalar(expr)})"
 
-    def _joined(
-        self, expr: nodes.Expr, left: nodes.Expr, right: nodes.Expr, form: str
-    ) -> Text | None:
-        sides = self._both(left, right, expr)
-        kind = holder(*(self.ranges(part) for part in (left, right, expr)))
-        return None if sides is None or kind is None else Text(form.format(*sides), kind)
+    def _joined(self, expr: nodes.Expr, left: nodes.Expr, right: nodes.Expr) -> _Form | None:
+        """What an operator, a choice, a minimum or a maximum makes of two numbers."""
+        found = self._both(left, right, expr)
+        if found is None:
+            return None
+        one, two, kind = found
 
-    def _shifted(self, expr: nodes.Binary) -> Text | None:
+        def text() -> str:
+            match expr:
+                case nodes.Select():
+                    condition = self._scalar(expr.condition, 2)
+                    return f"({condition} ? {one.as_a(kind)} : {two.as_a(kind)})"
+                case nodes.Math():
+                    return f"{expr.function}imum({one.as_a(kind)}, {two.as_a(kind)})"
+                case nodes.Binary():
+                    return f"({one.as_a(kind)} {expr.op} {two.as_a(kind)})"
+            raise TypeError(f"`expr` must join two numbers. Received: {expr!r}")
+
+        return _Form(kind, text)
+
+    def _shifted(self, expr: nodes.Binary) -> _Form | None:
         """By numbers from 0 to 31; of negative ones only to the right."""
-        by, value = self.ranges(expr.right), self(expr.left)
-        kind, count = holder(self.ranges(expr.left), self.ranges(expr)), self(expr.right)
+        by, value, count = self.ranges(expr.right), self._form(expr.left), self._form(expr.right)
+        kind = holder(self.ranges(expr.left), self.ranges(expr))
         if by is None or not by.is_within(0, 31) or value is None or count is None or kind is None:
             return None
-        return Text(f"({value.as_a(kind)} {expr.op} {count.text})", kind)
+        return _Form(kind, lambda: f"({value.as_a(kind)} {expr.op} {count.text()})")

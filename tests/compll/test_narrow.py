@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 import compll
+from compll.backends import cuda
 from compll.backends.narrow import holder
-from compll.ir.ranges import Range
+from compll.ir.ranges import Range, Ranges
 from compll.packet import PREFIX
+from compll.passes import optimise
 from tests.compll.support import compiled, encoder
 
 pytestmark = pytest.mark.heavy  # runs of g++ where the cache is empty
@@ -203,3 +205,25 @@ def test_a_mask_leaves_32_bits_of_hashes():
     x = np.zeros(3000, np.float32)
     expected = compll.Reference(program).encode(x, seed=2**63 + 9, step=5)
     assert compiled(program).encode(x, seed=2**63 + 9, step=5).tobytes() == expected.tobytes()
+
+
+def test_choices_in_conditions_of_choices_are_printed_once(monkeypatch):
+    """Printed at each level to find out that they have 64 bits, 14 took minutes."""
+    value = "(code >> 40)"
+    for _ in range(30):
+        value = f"({value} > 0 ? code >> 40 : 1)"
+    text = f"uint16 code = g; return {value};"
+    body = f"out = concat(map(gradient, [&](float g) -> uint8 {{ {text} }}));"
+    program = compll.compile_text(encoder(body), "nested")
+    looked_at = []
+    find = Ranges.__call__
+
+    def counted(ranges, expr):
+        looked_at.append(expr)
+        assert len(looked_at) < 20_000
+        return find(ranges, expr)
+
+    monkeypatch.setattr(Ranges, "__call__", counted)
+    compll.generate(program)
+    cuda.emit(optimise(program))
+    assert looked_at
