@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the runtime and the generated codecs with bare g++, most with sanitizers, and runs them."""
+"""Builds the runtime and the generated codecs with bare g++, mostly with sanitizers; runs them."""
 
 import os
 import subprocess
