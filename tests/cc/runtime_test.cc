@@ -5,12 +5,7 @@
 // Buffers are of the exact size on the heap, so that a byte read or written outside of one is an
 // error here. Prints each failed check; the exit status is their number, at most 100.
 
-#include <pthread.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -23,26 +18,10 @@
 
 #include "tf_hips/cc/runtime/api.h"
 #include "tf_hips/cc/runtime/denormals.h"
-#include "tf_hips/cc/runtime/parallel.h"
 #include "tf_hips/cc/runtime/robust.h"
 #include "tf_hips/cc/runtime/sketch.h"
 #include "tf_hips/cc/runtime/sorting.h"
 #include "tf_hips/cc/runtime/update.h"
-
-namespace {
-
-// Whether main has begun, and whether what a fork needs was registered after that.
-bool has_begun = false, is_late = false;
-
-}  // namespace
-
-extern "C" int __register_atfork(void (*)(), void (*)(), void (*)(), void*);
-
-// In the C library's place.
-extern "C" int pthread_atfork(void (*prepare)(), void (*parent)(), void (*child)()) noexcept {
-  is_late |= has_begun;
-  return __register_atfork(prepare, parent, child, nullptr);
-}
 
 namespace {
 
@@ -554,25 +533,6 @@ void Sketches(int32_t n, int64_t d) {
 }
 
 // What a network makes of runs that are sorted is sorted, where anybody looks.
-bool PoolWorks() {
-  std::atomic<int> done{0};
-  tf_hips::PoolParallelFor(9, [&](int64_t) { ++done; });
-  return done == 9;
-}
-
-// A child has no threads of its parent's; one of another thread may come before there is a pool.
-void Forks() {
-  CHECK(PoolWorks());
-  const pid_t child = fork();
-  if (child == 0) {
-    alarm(30);  // ends it
-    _exit(PoolWorks() ? 0 : 1);
-  }
-  int status = -1;
-  CHECK(waitpid(child, &status, 0) == child && status == 0);
-  CHECK(!is_late);
-}
-
 void Networks(int n, int run, int first, int last) {
   const auto network = tf_hips::MergeNetwork(n, run, first, last);
   for (int tries = 0; tries < 20; ++tries) {
@@ -598,7 +558,6 @@ void Networks(int n, int run, int first, int last) {
 }  // namespace
 
 int main() {
-  has_begun = true;
   CHECK(tf_hips_abi_version() == TF_HIPS_ABI_VERSION);
   CHECK(tf_hips_num_codecs() >= 2);
   CHECK(tf_hips_codec_at(-1) == nullptr);
@@ -636,6 +595,5 @@ int main() {
   StatusTexts();
   FloatParameters();
   Denormals();
-  Forks();
   return std::min(num_failures, 100);
 }

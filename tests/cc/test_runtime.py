@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the runtime and the generated codecs with bare g++ and sanitizers, and runs them."""
+"""Builds the runtime and the generated codecs with bare g++, mostly with sanitizers; runs them."""
 
 import os
 import subprocess
@@ -53,3 +53,14 @@ def test_runtime_under_sanitizers(tmp_path: Path, is_full: bool) -> None:
     environment = {**os.environ, "TF_HIPS_NUM_THREADS": "4"}
     result = subprocess.run([program], env=environment, capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-4000:]
+
+
+@pytest.mark.heavy  # compiles
+@pytest.mark.timeout(120)
+def test_a_child_makes_a_pool_of_its_own(tmp_path: Path) -> None:
+    program = tmp_path / "pool_test"
+    sources = [ROOT / "tests/cc/pool_test.cc", ROOT / "tf_hips/cc/runtime/parallel.cc"]
+    subprocess.run(["g++", *FLAGS, "-I", ROOT, *sources, "-o", program], check=True)
+    environment = {**os.environ, "TF_HIPS_NUM_THREADS": "3"}
+    result = subprocess.run([program], env=environment, capture_output=True, text=True, timeout=50)
+    assert result.returncode == 0, result.stdout
