@@ -226,6 +226,10 @@ def test_what_is_no_file_is_written_to_and_stays(tmp_path: Path) -> None:
         assert reader.read() == "to pipe\n"
     assert pipe.is_fifo() and link.is_symlink()
     assert file.read_text() == "to link\n"
+    file.unlink()
+    arguments.check_output("--announce", str(link))
+    config.write_whole("anew", link)
+    assert file.read_text() == "anew"
     link.unlink()
     link.symlink_to(tmp_path)
     with pytest.raises(UsageError, match="--announce must be a file"):

@@ -217,6 +217,22 @@ def test_a_page_of_a_long_run_has_no_more_marks_than_a_figure_shows(found):
     assert widest <= len(rounds) / 1000
 
 
+def test_each_mark_is_looked_at_a_few_times_however_many_peers_there_are(found, monkeypatch):
+    """Addresses from which calls were refused are peers, too."""
+    looks = []
+
+    class Watched(peers.Mark):
+        def __getattribute__(self, name):
+            looks.extend([name] * (name == "peer"))
+            return super().__getattribute__(name)
+
+    monkeypatch.setattr(peer_figures, "_MAX_ROWS", 2)
+    crowd = tuple(Watched(f"p{n}", "call refused", None, "a server", "") for n in range(100))
+    axes = peer_figures.draw([dataclasses.replace(found[0], marks=crowd)])["peers"].axes[0]
+    assert axes.get_xlabel() == "times; 98 more are not shown"
+    assert len(looks) < 10 * len(crowd)
+
+
 def test_too_many_peers_are_counted_and_said(found):
     crowd = tuple(
         dataclasses.replace(found[0].marks[0], peer=f"worker {number}") for number in range(40)

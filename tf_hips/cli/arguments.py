@@ -378,8 +378,9 @@ def check_output(name: str, file: str) -> None:
     """
     path = Path(file)
     # A device, a pipe or a link is written to; what is a file is replaced by another one.
-    is_kept = path.is_symlink() or (path.exists() and not path.is_file())
-    may = os.access(path, os.W_OK) if is_kept else os.access(path.parent, os.W_OK | os.X_OK)
+    is_kept = path.exists() and (path.is_symlink() or not path.is_file())
+    folder = Path(os.path.realpath(path)).parent
+    may = os.access(path, os.W_OK) if is_kept else os.access(folder, os.W_OK | os.X_OK)
     if path.is_dir() or not may:
         raise UsageError(f"{name} must be a file in a folder that can be written. Received: {file}")
 

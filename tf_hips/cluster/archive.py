@@ -29,7 +29,7 @@ _LEFT_OUT = (".git", ".hg", ".svn", ".venv", "__pycache__", "*.pyc", ".ipynb_che
 # Anywhere in a file: a certificate may stand before it. Not where a program only speaks of keys.
 # One with a passphrase may say so in lines of its own (`Proc-Type: 4,ENCRYPTED`).
 _KEY = re.compile(
-    rb"-----BEGIN [A-Z ]*PRIVATE KEY-----\s+(?:[A-Z][A-Za-z-]*: [^\n]*\s+){0,8}[A-Za-z0-9+/=]{16}"
+    rb"-----BEGIN [A-Z ]*PRIVATE KEY-----\s+(?:[A-Z][A-Za-z-]*: [^\n]*\n\s*){0,8}[A-Za-z0-9+/=]{16}"
 )
 _KEY_BYTES = 1 << 20
 # A program and its small files; data belong elsewhere.

@@ -36,11 +36,12 @@ def _marked(runs: Sequence[Run]) -> "dict[str, Figure]":
     told = [run for run in runs if run.marks]
     if not told:
         return {}
-    rows: _Rows = [
-        (run, peer, [mark for mark in run.marks if mark.peer == peer])
-        for run in told
-        for peer in peers.names(run.marks)
-    ]
+    rows: _Rows = []
+    for run in told:
+        of_peers: dict[str, list[Mark]] = {}
+        for mark in run.marks:
+            of_peers.setdefault(mark.peer, []).append(mark)
+        rows += [(run, peer, of_peers[peer]) for peer in peers.names(run.marks)]
     left_out = max(0, len(rows) - _MAX_ROWS)
     if left_out:
         kept = sorted(rows, key=lambda row: -len(row[2]))[:_MAX_ROWS]
