@@ -128,6 +128,13 @@ inline __attribute__((always_inline)) void Exchange(V (&x)[kN], std::index_seque
 // so many rows, and not over the ends of pages. What is under way must fit the first-level cache.
 constexpr int64_t Ahead(int n) { return n <= 8 ? kBlock : n <= 16 ? kBlock / 2 : kBlock / 4; }
 
+#if defined(__GNUC__) && !defined(__clang__)
+// Compiled for AVX2 alone, GCC does not see that `drop` stays below half of the rows, and warns that
+// `sorted` may be read where nothing was stored.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
 // All rows of a coordinate in registers. Of a median the compiler drops what it does not need.
 // Sums of squares are added up beside the network, which leaves time for them, and for reading.
 template <int kN, bool kIsMedian>
@@ -166,6 +173,10 @@ __attribute__((noinline)) void Sorted(const Block& block, const CoordinatePlan& 
     for (int i = 0; i < kN; ++i) sums[part][i].AddTo(lanes + i * kLanes + part * V::kWidth);
   }
 }
+
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
 
 // Rows of a run that is sorted in registers where these do not hold all: a power of two, for the
 // merges. A few values of the longest run are put aside; a shorter one costs more, in merges.
