@@ -4,6 +4,7 @@
 import io
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -123,27 +124,21 @@ def closed() -> io.TextIOWrapper:
         return stream
 
 
-def test_no_file_of_a_server_has_the_number_of_stdout(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_file_of_a_server_has_the_number_of_stdout() -> None:
     """Which was closed before it began; a journal would get what libraries write there."""
-    closed_one = os.open(os.devnull, os.O_RDONLY)
-    os.close(closed_one)
-    opened: list[int] = []
-
-    class Opening(Leavable):
-        def __init__(self, config: ServerConfig) -> None:
-            opened.append(os.open(os.devnull, os.O_RDONLY))
-
-        def can_be_left(self) -> bool:
-            return False
-
-    monkeypatch.setattr(foreground, "_STANDARD", (closed_one,))
-    monkeypatch.setattr(foreground, "Server", Opening)
-    with pytest.raises(SystemExit):
-        foreground.serve(ServerConfig(parties=SITES, insecure=True))
-    assert opened != [closed_one]
-    os.write(closed_one, b"of a library")  # it takes that
-    for number in (*opened, closed_one):
-        os.close(number)
+    code = (
+        "import os, sys\n"
+        "from tf_hips.ps.server import foreground\n"
+        "from tf_hips.ps.session.settings import ServerConfig\n"
+        "def begin(config):\n"
+        "    sys.stdout.write('of a script')\n"
+        "    sys.stdout.flush()\n"
+        "    sys.exit(0 if os.open(os.devnull, os.O_RDONLY) > 2 else 9)\n"
+        "foreground.Server = begin\n"
+        "foreground.serve(ServerConfig(parties=('a',), insecure=True))"
+    )
+    closed_ones = ["sh", "-c", 'exec "$0" -c "$1" <&- >&- 2>&-', sys.executable, code]
+    assert subprocess.run(closed_ones, check=False, timeout=60).returncode == 0
 
 
 @pytest.mark.parametrize("make", [lambda: None, broken, closed], ids=["none", "broken", "closed"])

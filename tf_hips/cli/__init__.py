@@ -15,6 +15,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
+from tf_hips import streams
+
 if TYPE_CHECKING:
     from tf_hips.cli import arguments
 
@@ -47,26 +49,11 @@ _COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Runs one sub-command and exits with its code: 130 where Ctrl-C ends it, also at its start."""
     try:
-        _open_streams()
+        streams.fill()
         code = _run(argv)
     except KeyboardInterrupt:
         code = 130
     sys.exit(code)
-
-
-def _open_streams() -> None:
-    """Has those of the standard streams that the caller has closed (`>&-`) lead nowhere.
-
-    Python has none in their place, and their numbers would go to the next files that are opened:
-    what somebody prints would end in a connection.
-    """
-    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # it gets the lowest number that is free, which is this
-            os.set_inheritable(number, True)
-            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
 
 
 def make_parser(command: str | None = None) -> "arguments.Parser":

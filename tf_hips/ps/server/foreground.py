@@ -6,13 +6,11 @@ import os
 import sys
 from pathlib import Path
 
-from tf_hips import log
+from tf_hips import log, streams
 from tf_hips.config import write_whole
 from tf_hips.errors import PeerError, StateError
 from tf_hips.ps.server.server import Server
 from tf_hips.ps.session.settings import ServerConfig
-
-_STANDARD = (0, 1, 2)
 
 
 def serve(config: ServerConfig, announce: str | Path | None = None) -> None:
@@ -33,7 +31,7 @@ def serve(config: ServerConfig, announce: str | Path | None = None) -> None:
         PeerError: with `once`, when the run ended for a reason; or it ended below its quorum.
         StateError: the state that it was restored from is older than the run; it stays as it is.
     """
-    _fill_standard()
+    streams.fill()
     server = Server(config)
     server.start()
     try:
@@ -52,21 +50,6 @@ def serve(config: ServerConfig, announce: str | Path | None = None) -> None:
         server.stop()
     if reason is not None:
         raise StateError(reason) if server.has_older_state else PeerError(reason)
-
-
-def _fill_standard() -> None:
-    """Opens what was closed of stdin, stdout and stderr before the process began.
-
-    Else the next files get their numbers, as a journal does, and whatever a library writes there.
-    """
-    for number in _STANDARD:
-        try:
-            os.fstat(number)
-        except OSError:
-            nowhere = os.open(os.devnull, os.O_RDWR)
-            if nowhere != number:
-                os.dup2(nowhere, number)
-                os.close(nowhere)
 
 
 def _vanish() -> None:
