@@ -169,24 +169,29 @@ def test_weights_are_those_of_the_step(tmp_path):
 
 
 @pytest.mark.tf
-@pytest.mark.parametrize("stops", [False, True])
-def test_the_last_weights_are_those_that_training_ends_with(tmp_path, stops):
+@pytest.mark.parametrize("end", ["known", "unknown", "stopped"])
+def test_the_last_weights_are_those_that_training_ends_with(tmp_path, end):
     """Of `use_ema` they are means; a loop meets once more."""
     import keras
 
     from tf_hips.callbacks import StepCheckpoint
 
     def stop(batch, logs=None):
-        model.stop_training = stops and batch == 3
+        model.stop_training = end == "stopped" and batch == 3
+
+    def rows():
+        yield from zip(x.reshape(-1, 2, 3), x[:, :1].reshape(-1, 2, 1), strict=True)
 
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile(keras.optimizers.SGD(0.1, use_ema=True), "mse", run_eagerly=True)
-    x = np.random.default_rng(0).normal(size=(12 if stops else 8, 3)).astype(np.float32)
+    size = (12 if end == "stopped" else 8, 3)
+    x = np.random.default_rng(0).normal(size=size).astype(np.float32)
     used = [
         keras.callbacks.LambdaCallback(on_train_batch_end=stop),
         StepCheckpoint(tmp_path, every=2),
     ]
-    model.fit(x, x[:, :1], 2, verbose=0, callbacks=used)
+    given = (rows(),) if end == "unknown" else (x, x[:, :1], 2)
+    model.fit(*given, verbose=0, callbacks=used)
     ended = model.get_weights()
     folder = CheckpointFolder(tmp_path)
     assert folder.steps() == [2, 4]

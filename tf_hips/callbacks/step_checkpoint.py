@@ -62,7 +62,6 @@ class StepCheckpoint(keras.callbacks.Callback):
         self._writes = False  # before `fit` has begun
         self._epoch = 0
         self._last = 0
-        self._written = -1
         self._counting: Any = None  # the optimizer whose steps are those of this `fit`
 
     def set_model(self, model: keras.Model) -> None:
@@ -102,8 +101,8 @@ class StepCheckpoint(keras.callbacks.Callback):
         has_trained = not self._begins  # a run that goes on may have no step left
         self._begin()
         step = self._step()
-        is_there = step == self._written or (not has_trained and step in self._folder.steps())
-        if step > 0 and not is_there:
+        # Also where one of this step is there: it was written before the end was known.
+        if step > 0 and (has_trained or step not in self._folder.steps()):
             self._write(step)
         self.end()
 
@@ -128,14 +127,13 @@ class StepCheckpoint(keras.callbacks.Callback):
         if num_steps is not None and num_epochs is not None:
             is_end = batch + 1 >= num_steps and self._epoch >= num_epochs
         else:
-            is_end = False  # of data of unknown length nobody knows it yet
+            is_end = False  # of data of unknown length nobody knows it yet: written twice
         return is_end or bool(self.model.stop_training)
 
     def _begin(self) -> None:
         if self._begins:
             self._begins = False
             self._last = self._step()
-            self._written = -1
             self._peers.together(self._make_ready)
 
     def _make_ready(self) -> None:
@@ -154,7 +152,6 @@ class StepCheckpoint(keras.callbacks.Callback):
         return self._peers.steps_made(self._counting)
 
     def _write(self, step: int) -> None:
-        self._written = step
         if not self._writes:
             return
         try:
