@@ -129,8 +129,8 @@ inline __attribute__((always_inline)) void Exchange(V (&x)[kN], std::index_seque
 constexpr int64_t Ahead(int n) { return n <= 8 ? kBlock : n <= 16 ? kBlock / 2 : kBlock / 4; }
 
 #if defined(__GNUC__) && !defined(__clang__)
-// Compiled for AVX2 alone, GCC does not see that `drop` stays below half of the rows, and warns that
-// `sorted` may be read where nothing was stored.
+// Compiled for AVX2 alone, GCC does not see that `drop` stays below half of the rows, and warns
+// that `sorted` may be read where nothing was stored.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
