@@ -92,12 +92,16 @@ def test_a_strategy_that_has_not_come_to_be_is_none_of_those_that_are_there(monk
     monkeypatch.setattr(hooks, "_strategies", weakref.WeakSet())
     monkeypatch.setattr(link, "_FIRST_CONTACT_S", 0.0)
     nowhere = config.Uplink(server="127.0.0.1:1", site="a", deadline_s=1.0)
-    with pytest.raises(PeerError) as kept:  # as a notebook keeps what it shows, and that the frames
-        HierarchicalPS(config=config.Run(run="run", uplink=nowhere, seed=1))
+    run = config.Run(run="run", uplink=nowhere, seed=1)
+    # As a notebook keeps what it shows, and that the frames.
+    with pytest.raises(PeerError) as kept:
+        HierarchicalPS(config=run)
+    with pytest.raises(ValueError, match="`nonfinite` must be") as also_kept:
+        HierarchicalPS(config=run, nonfinite="propagate")
     strategy = CompressedRing(config=config.Run(seed=2))
-    assert len(hooks.live()) == 2
+    assert len(hooks.live()) == 3
     assert int(shard(np.ones((4, 1)), 2).cardinality()) == 2
-    del kept, strategy
+    del kept, also_kept, strategy
 
 
 @ranks(1, deadline_s=60.0)

@@ -196,30 +196,21 @@ class HierarchicalPS(ConnectedStrategy):
         self._first_list: dict[str, str] = {}  # names of its variables, by their ids
         self._process = os.getpid()
         super().__init__(nonfinite, config)
-        if is_single and primitives.size() > 1:
-            raise ValueError(
-                'With `intra="ps"` each worker is a process of its own for Horovod: start it alone '
-                f"(`tf-hips run --intra ps`, `tf-hips party -np 1`). Received: "
-                f"{primitives.size()} of them"
-            )
         self._exact = ExactReduction(
             self._gather_bytes,
             self.failures,
             lambda: self.welcome.workers if self.welcome is not None else (),
             lambda: doubted(self),
         )
-        if self.config.uplink is not None:
-            if nonfinite == "propagate":
-                raise ValueError(
-                    '`nonfinite` must be "raise" or "zero" with an uplink: a server refuses what '
-                    "is not finite. Received: nonfinite='propagate'"
-                )
-            try:
+        try:
+            self._check_process(nonfinite, is_single=is_single)
+            if self.config.uplink is not None:
                 self._join(wanted)
                 self._sit_down(self.welcome, self._connected)
-            except BaseException as error:
-                self._give_up(error)
-                raise
+        except BaseException as error:
+            self._give_up(error)
+            raise
+        if self.config.uplink is not None:
             self.beginning.meetings.first_sync = self._first_sync
             self.beginning.meetings.next_sync = functools.partial(further.meeting, self)
             exits.watch()
@@ -256,6 +247,20 @@ class HierarchicalPS(ConnectedStrategy):
                 gathered_bytes=self._gathered_bytes,
             )
         self.events.close()
+
+    def _check_process(self, nonfinite: str, *, is_single: bool) -> None:
+        """Raises ValueError for what does not go with this process's place in the run."""
+        if is_single and primitives.size() > 1:
+            raise ValueError(
+                'With `intra="ps"` each worker is a process of its own for Horovod: start it alone '
+                f"(`tf-hips run --intra ps`, `tf-hips party -np 1`). Received: "
+                f"{primitives.size()} of them"
+            )
+        if self.config.uplink is not None and nonfinite == "propagate":
+            raise ValueError(
+                '`nonfinite` must be "raise" or "zero" with an uplink: a server refuses what '
+                "is not finite. Received: nonfinite='propagate'"
+            )
 
     def _give_up(self, error: BaseException) -> None:
         """Says why nothing came of this strategy, if it has joined: the others wait for it."""
