@@ -221,7 +221,8 @@ def write(value: Any, path: str | Path, version: int) -> None:
 def write_whole(text: str, path: str | Path) -> None:
     """Writes a file that a reader sees whole or not at all; in UTF-8.
 
-    What is no regular file (`/dev/stdout`, a pipe, a link) is written to and stays what it is.
+    What is no regular file (`/dev/stdout`, a pipe, a link) is written to and stays what it is; of
+    that a reader may see a part.
     """
     path = Path(path)
     if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):

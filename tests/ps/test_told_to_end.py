@@ -153,7 +153,7 @@ def test_a_run_is_kept_whatever_has_become_of_the_output(
         raise Left
 
     monkeypatch.setattr(foreground, "Server", Leavable)
-    monkeypatch.setattr(foreground.os, "_exit", leave)
+    monkeypatch.setattr(os, "_exit", leave)
     with monkeypatch.context() as patch, pytest.raises(Left):
         patch.setattr(sys, "stdout", stream)
         patch.setattr(sys, "stderr", stream)
