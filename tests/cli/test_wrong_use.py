@@ -155,7 +155,7 @@ def test_a_key_of_a_merge_may_be_said_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("-H", "far, farther:2"), ("--hostfile", "# ours\nfar\nfarther slots=2\n")],
+    [("-H", "far, farther:2"), ("--hostfile", "# ours\nfar # slow\nfarther slots=2 # fast\n")],
 )
 def test_horovodrun_gets_slots_of_every_host(
     option: str, value: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -373,9 +373,7 @@ def _hosts(options: argparse.Namespace) -> list[tuple[str, int]]:
             raise arguments.UsageError(
                 f"--hostfile {options.hostfile} must be text in UTF-8. Received: {error}"
             ) from error
-        lines = [
-            line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")
-        ]
+        lines = [left for line in lines if (left := line.partition("#")[0].strip())]
         if not lines:
             raise arguments.UsageError(
                 f"--hostfile must name a host at least. Received: {options.hostfile!r}, empty"
