@@ -11,6 +11,12 @@ from tf_hips.callbacks.folder import Backup, BackupFolder
 from tf_hips.callbacks.handover import Epochs, fetch, meta_of
 from tf_hips.callbacks.peers import Peers
 
+# A job that has got another site than before ends here, as the new one has nothing to go on from.
+_WITHOUT = (
+    "Where one has none, or sites have changed: begin all from a saved model and with another "
+    "directory of backups (docs/resume.md, other sites than before)"
+)
+
 
 class Choice:
     """The choice of all ranks; each of its steps is made on all of them.
@@ -73,7 +79,7 @@ class Choice:
             told = "; ".join(f"worker {number}: {places}" for number, places in enumerate(everyone))
             raise ValueError(
                 "All parties must have a backup of the same step. Received [epoch, step] of each: "
-                + told
+                f"{told}. {_WITHOUT}"
             )
         return common[-1]
 
@@ -95,7 +101,7 @@ class Choice:
             told = "; ".join(f"worker {number}: {places}" for number, places in enumerate(everyone))
             raise ValueError(
                 "All parties must have a backup of the same round; keep more of them. Received "
-                f"rounds of each: {told}"
+                f"rounds of each: {told}. {_WITHOUT}"
             )
         return backups[max(place for place, one in enumerate(rounds) if one == max(common))]
 

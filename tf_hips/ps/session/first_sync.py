@@ -123,7 +123,9 @@ class FirstSync:
             if text is not None:
                 raise ProtocolError(
                     f"All parties must begin with the same weights. {_upper(self._sender)} "
-                    f"(there) and site `{self._site(caller.child)}` (here) differ: {text}"
+                    f"(there) and site `{self._site(caller.child)}` (here) differ: {text}. Build, "
+                    "or load, the same model in the same order at all of them: one from "
+                    "`load_model` has variables in another order than one that is built"
                 )
             return held.held, True
 
