@@ -23,6 +23,7 @@ class _Strategy:
     """As much of a strategy as its state asks for."""
 
     num_replicas_in_sync = 2
+    loan = None
 
     def __init__(self, codec="error_feedback(onebit)", above=None, rank=0):
         from tf_hips.ops.compressor import parse
