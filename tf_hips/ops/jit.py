@@ -105,7 +105,10 @@ def load(
         _check_name(name, shown, replace)
         if loaded.table(name) is None:
             library = file if source is None else specifications.library(source)
-            return LoadedCodec(loaded.add(library))
+            added = loaded.add(library)
+            if source is None:
+                specifications.keep_library(file, name)
+            return LoadedCodec(added)
         algorithm = registry.find(name)
         registry.add(algorithm)
         return LoadedCodec(algorithm)
@@ -133,9 +136,9 @@ def algorithm(name: str, also: Iterable[str] = ()) -> registry.Algorithm:
     if loaded.NAME.fullmatch(name) is not None and not registry.holds(name):
         with _lock:
             if not registry.holds(name):
-                found = specifications.find(name)
+                found = specifications.library_of(name)
                 before = registry.newest(name.partition("@")[0])
-                loaded.add(specifications.library(found))
+                loaded.add(found)
                 if before is not None:  # what another process named does not change what ours means
                     registry.add(registry.find(before))
     return registry.find(name, also)
