@@ -457,6 +457,33 @@ def test_a_library_that_was_built_elsewhere_needs_no_compiler(
         tf_hips.load(part)
 
 
+def test_a_peer_finds_a_library_that_was_built_elsewhere(
+    mine: Compressor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the cache of who has loaded it, as a server does, or in a folder of the user's."""
+    file = changed(tmp_path, "alone")
+    made = tmp_path / "made"
+    library = pipeline.build(specification.read(file), made)
+    file.unlink()
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv(specifications.CACHE, str(tmp_path / "cache"))
+    text = parse(f"{library}(2, 1)", files=True).text
+
+    def named(cache: str, folder: Path) -> str:
+        with monkeypatch.context() as patch:
+            patch.setattr(loaded, "_tables", {})
+            patch.setattr(registry, "_loaded", {})
+            patch.setenv(specifications.CACHE, str(tmp_path / cache))
+            patch.setenv(specifications.SPECS, str(folder))
+            return parse(text).text
+
+    # A library of that name and another content is not even opened.
+    (tmp_path / "alone.so").write_bytes(b"another")
+    assert named("cache", tmp_path) == named("empty", made) == text
+    with pytest.raises(SpecificationError, match=r"or the library alone\.so"):
+        named("empty", tmp_path)
+
+
 def test_a_library_that_was_built_again_is_the_new_one(mine: Compressor, tmp_path: Path) -> None:
     file = changed(tmp_path, "rebuilt")
     library = pipeline.build(specification.read(file), tmp_path / "made")

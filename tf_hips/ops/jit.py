@@ -105,7 +105,10 @@ def load(
         _check_name(name, shown, replace)
         if loaded.table(name) is None:
             library = file if source is None else specifications.library(source)
-            return LoadedCodec(loaded.add(library))
+            added = loaded.add(library)
+            if source is None:
+                specifications.keep_library(file, name)
+            return LoadedCodec(added)
         algorithm = registry.find(name)
         registry.add(algorithm)
         return LoadedCodec(algorithm)
@@ -134,7 +137,7 @@ def algorithm(name: str, also: Iterable[str] = ()) -> registry.Algorithm:
         with _lock:
             if not registry.holds(name):
                 # What another process named changes nothing of what a stem means here.
-                loaded.add(specifications.library(specifications.find(name)), is_ours=False)
+                loaded.add(specifications.library_of(name), is_ours=False)
     return registry.find(name, also)
 
 

@@ -19,6 +19,7 @@ this one load only what its user has put here. This is the only module that impo
 import codecs
 import contextlib
 import os
+import platform
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -85,9 +86,9 @@ def find(name: str) -> Specification:
         others.append(f"{source.shown} is {full_name(source)}")
     raise errors.SpecificationError(
         f"`{name}` must be a specification of that content, which this process does not have. Put "
-        f"{stem}{SPECIFICATION} here and name it (`tf_hips.load` in a program, `--compression "
-        f"{stem}{SPECIFICATION}` of a server), or set {SPECS} to the folder that holds it, in one "
-        f"file or two. "
+        f"{stem}{SPECIFICATION}, or the library {stem}{LIBRARY} that was built of it, here and "
+        f"name it (`tf_hips.load` in a program, `--compression {stem}{SPECIFICATION}` of a "
+        f"server), or set {SPECS} to the folder that holds it, a specification in one file or two. "
         f"Received: {'; '.join(others) or 'no such file'}"
     )
 
@@ -104,6 +105,50 @@ def _candidates(name: str) -> Iterator[Specification]:
     for folder in folders:
         with contextlib.suppress(OSError):
             yield from specification.in_two_files(folder, stem)
+
+
+def library_of(name: str) -> Path:
+    """The library of a codec that another process named: of its specification, or as it was built.
+
+    Raises:
+        SpecificationError: as for `find`.
+        LibraryError: as for `library`.
+    """
+    try:
+        source = find(name)
+    except errors.SpecificationError:
+        built = _built(name)
+        if built is None:
+            raise
+        return built
+    return library(source)
+
+
+def _built(name: str) -> Path | None:
+    """A library that `compll gen --build` made of a codec: one loaded before, or the user's."""
+    stem = name.partition("@")[0]
+    folders = [Path(folder) for folder in os.environ.get(SPECS, "").split(":") if folder]
+    for file in (_kept_library(name), *(folder / f"{stem}{LIBRARY}" for folder in folders)):
+        with contextlib.suppress(OSError, errors.LibraryError):
+            # What is opened is run: so nothing else of that name is.
+            if name.encode() in file.read_bytes() and loaded.identity(file)[1] == name:
+                return file
+    return None
+
+
+def keep_library(file: Path, name: str) -> None:
+    """Puts a library that was built elsewhere into the cache, for who names its codec.
+
+    A server on this machine knows it then, as it does a specification that was loaded here. Where
+    the cache cannot be written the library serves without.
+    """
+    with contextlib.suppress(OSError, errors.LibraryError), _our_errors():
+        folder, kept, data = _cache.made(), _kept_library(name), file.read_bytes()
+        if not kept.is_file() or kept.read_bytes() != data:
+            with tempfile.TemporaryDirectory(dir=folder, prefix=".making-") as scratch:
+                aside = Path(scratch, kept.name)
+                aside.write_bytes(data)
+                aside.replace(kept)
 
 
 def carried(text: str) -> dict[str, str]:
@@ -235,6 +280,11 @@ def cache_folder() -> Path:
 def _kept(name: str) -> Path:
     """Where the cache keeps the specification of a codec that it has compiled."""
     return cache_folder() / f"{name.replace('@', '-')}{SPECIFICATION}"
+
+
+def _kept_library(name: str) -> Path:
+    """Where the cache keeps a library that was built elsewhere; unlike machines may share it."""
+    return cache_folder() / f"{name.replace('@', '-')}-{platform.machine()}.built{LIBRARY}"
 
 
 def _keep(source: Specification) -> None:
