@@ -124,6 +124,13 @@ def test_a_run_from_files_to_its_end(site: Site) -> None:
     for line in rows(again).values():
         assert line.startswith("runs already pid ")
     assert process_of(site, "party-west") == west
+    # The description says another run by now: what runs is not it.
+    described = site.file.read_text()
+    site.change(run="later")
+    other = site.run("up", "--site", "hub")
+    assert other.returncode == 1
+    assert re.match(r"not started pid \d+ of run \w+; `tf-hips down`", rows(other)["server-hub"])
+    site.file.write_text(described)
 
     told = subprocess.run(
         [

@@ -225,10 +225,7 @@ def test_what_does_not_fit_the_workers() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            lambda: Adversary("alie", 1),
-            r"tf_hips\.robust\.adversary\.parse.*Received: attack='alie'",
-        ),
+        (lambda: Adversary("alie", 1), r"robust\.adversary\.parse.*Received: attack='alie'"),
         (lambda: Adversary(attacks.alie, 1), r"`attack` must be an Attack"),
         (lambda: Adversary(attacks.alie(), 1.5), r"`q` must be an integer. Received: q=1.5"),
         (lambda: Adversary(attacks.alie(), True), r"`q` must be an integer. Received: q=True"),

@@ -167,7 +167,7 @@ def _working(cluster: Cluster, role: Role) -> str:
 def _start(cluster: Cluster, patience_s: float, role: Role) -> Outcome:
     name, host = layout.role_name(role), role.launcher
     folder = str(layout.home(cluster, role))
-    arguments = [folder, _working(cluster, role), str(math.ceil(patience_s))]
+    arguments = [folder, _working(cluster, role), str(math.ceil(patience_s)), cluster.run]
     arguments += start_command(cluster, role)
     data = "".join(f"{variable}\n" for variable in variables(role)).encode()
     answer = ssh.call(host, cluster.ssh_options, "start", arguments, data)
@@ -182,6 +182,9 @@ def _start(cluster: Cluster, patience_s: float, role: Role) -> Outcome:
         return Outcome(name, host, True, "running", f"pid {pid}, {what}")
     if word == "over":
         return Outcome(name, host, rest == "0", f"over, exit code {rest}", last)
+    if word == "already" and ready not in ("", cluster.run):
+        other = f"pid {pid} of run {ready}; `tf-hips down` ends it, before {cluster.run} can start"
+        return Outcome(name, host, False, "not started", other)
     if word == "already":
         return Outcome(name, host, True, "runs already", f"pid {pid}; `tf-hips down` ends it")
     details = {

@@ -47,9 +47,9 @@ look() { # FOLDER
 }
 
 # Variables come from standard input, a line each: arguments of a command can be read by everybody on the machine.
-start() { # FOLDER WORKING_FOLDER PATIENCE_S COMMAND...
-  folder=$1 work=$2 patience=$3
-  shift 3
+start() { # FOLDER WORKING_FOLDER PATIENCE_S RUN COMMAND...
+  folder=$1 work=$2 patience=$3 run=$4
+  shift 4
   while IFS= read -r variable; do export "$variable"; done
   for tool in setsid flock; do
     command -v "$tool" >/dev/null || {
@@ -67,10 +67,11 @@ start() { # FOLDER WORKING_FOLDER PATIENCE_S COMMAND...
   }
   turn 0
   if lives; then
-    say already "$pid"
+    say already "$pid" "$(cat run 2>/dev/null)"
     exit 1
   fi
   rm -f pid ready
+  printf '%s\n' "$run" >run
   touch log
   before=$(wc -c <log)
   say starting

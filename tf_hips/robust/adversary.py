@@ -128,7 +128,7 @@ class Adversary:
     def __post_init__(self) -> None:
         if self.attack is not None and not isinstance(self.attack, Attack):
             raise TypeError(
-                '`attack` must be an Attack, such as `tf_hips.robust.adversary.parse("rev_grad")` '
+                "`attack` must be an Attack, such as `tf_hips.robust.adversary.parse('rev_grad')` "
                 f"makes, or None for flipped labels. Received: attack={self.attack!r}"
             )
         seeds = ("seed",) if self.group_seed is None else ("seed", "group_seed")
