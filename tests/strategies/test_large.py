@@ -6,13 +6,18 @@ import pytest
 pytestmark = pytest.mark.tf
 
 
-def _check_cuts(graph):
-    """TensorFlow may end the process where a cut beyond 2^31 is counted in int32."""
+def _sizes(function, *specs):
+    """Elements of each result of a function, which is traced; how it cuts is looked at.
+
+    TensorFlow may end the process where a cut beyond 2^31 is counted in int32.
+    """
     import tensorflow as tf
 
-    cuts = [one for one in graph.get_operations() if one.type == "SplitV"]
+    traced = tf.function(function).get_concrete_function(*specs)
+    cuts = [one for one in traced.graph.get_operations() if one.type == "SplitV"]
     assert cuts
     assert {one.get_attr("Tlen") for one in cuts} == {tf.int64}
+    return [one.shape.num_elements() for one in traced.structured_outputs]
 
 
 def test_packets_of_2_pow_31_bytes_are_cut():
@@ -27,10 +32,7 @@ def test_packets_of_2_pow_31_bytes_are_cut():
     uplink = Uplink(tier, codec, codec, sizes, "large", {})
     num_bytes = uplink._reply_bytes()
     assert num_bytes > 2**31
-    with tf.Graph().as_default() as graph:
-        sums = uplink._merged(tf.compat.v1.placeholder(tf.uint8, [num_bytes]))
-    assert [one.shape.num_elements() for one in sums] == sizes
-    _check_cuts(graph)
+    assert _sizes(uplink._merged, tf.TensorSpec([num_bytes], tf.uint8)) == sizes
 
 
 def test_exact_values_of_2_pow_31_bytes_are_cut():
@@ -42,8 +44,5 @@ def test_exact_values_of_2_pow_31_bytes_are_cut():
 
     primitives.init()
     exact, sizes = ExactReduction(lambda *_: [], Failures()), [2**28, 2**28, 8]
-    with tf.Graph().as_default() as graph:
-        tensors = [tf.compat.v1.placeholder(tf.float32, [size]) for size in sizes]
-        sums = exact(tensors, "large", "sum")
-    assert [one.shape.num_elements() for one in sums] == sizes
-    _check_cuts(graph)
+    specs = [tf.TensorSpec([size], tf.float32) for size in sizes]
+    assert _sizes(lambda tensors: exact(tensors, "large", "sum"), specs) == sizes

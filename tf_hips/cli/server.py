@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tf_hips.cli import arguments, config_file, quorums, uplinks, votes
+from tf_hips.cli import arguments, config_file, quorums, signals, uplinks, votes
 from tf_hips.config import Tls, Uplink
 from tf_hips.errors import ConfigError
 
@@ -183,10 +183,7 @@ def run(options: argparse.Namespace) -> int:
     absl_logging.use_absl_handler()
     absl_logging.get_absl_handler().setFormatter(_Formatter())
     absl_logging.set_verbosity(absl_logging.INFO)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        # Ignored, it stays so: nohup asks for that, and `tf-hips up`.
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _end)
+    signals.handle((signal.SIGTERM, signal.SIGHUP), _end)
     serve(config, Path(options.announce) if options.announce else None)
     return 0
 

@@ -1,11 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The signals of a launcher as bytes of a socket, so that one selector waits for all there is."""
+"""Signals that end a process; those of a launcher are bytes of a socket, for its selector."""
 
 import contextlib
 import signal
 import socket
+from collections.abc import Callable, Iterable
+from typing import Any
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def handle(
+    numbers: Iterable[signal.Signals], handler: Callable[[int, Any], object]
+) -> dict[signal.Signals, Any]:
+    """Sets a handler of signals; returns those of before.
+
+    An ignored signal stays ignored: nohup, background jobs and `tf-hips up` ask for that.
+    """
+    return {
+        number: signal.signal(number, handler)
+        for number in numbers
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
 
 
 class Signals:
@@ -21,10 +37,7 @@ class Signals:
             end.setblocking(False)
         self._old_wakeup = signal.set_wakeup_fd(self._out.fileno(), warn_on_full_buffer=False)
         self._old_handlers = {signal.SIGCHLD: signal.signal(signal.SIGCHLD, _ignore)}
-        for number in _ENDING:
-            # An ignored signal stays ignored: nohup and background jobs ask for that.
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                self._old_handlers[number] = signal.signal(number, _ignore)
+        self._old_handlers |= handle(_ENDING, _ignore)
 
     def close(self) -> None:
         """They do again what they did before `open`."""

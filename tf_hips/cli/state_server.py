@@ -8,7 +8,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from tf_hips import config
-from tf_hips.cli import arguments
+from tf_hips.cli import arguments, signals
 
 _TURN_S = 0.2  # of waiting
 
@@ -54,9 +54,7 @@ def run(options: argparse.Namespace) -> int:
     server = StateServer(StateServerConfig(options.bind, identity, options.revoked))
     server.start()
     try:
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
-                signal.signal(number, _end)
+        signals.handle((signal.SIGTERM, signal.SIGHUP), _end)
         if options.announce:
             config.write_whole(f"{server.address}\n", options.announce)
         sys.stderr.write(f"tf-hips state-server: listens at {server.address}\n")
