@@ -26,3 +26,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 # Names are found as the system finds them, and our own probes. gRPC's resolver asks name servers
 # itself, and knows none that comes from elsewhere: `hub.local`, a directory, systemd-resolved.
 os.environ.setdefault("GRPC_DNS_RESOLVER", "native")
+# What forks (loaders of data, a script) is a process without gRPC. Its core's default is to go on
+# there, with threads on the parent's connections, which gRPC for Python does not prepare: such a
+# child crashed now and then (grpc/grpc, pull request 41455).
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
